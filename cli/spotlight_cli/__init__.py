@@ -1,0 +1,1 @@
+"""The `spotlight` command: parse, call `spotlight.api`, render."""

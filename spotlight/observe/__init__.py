@@ -1,0 +1,1 @@
+"""What a run tells: journal, metrics, status, report."""

@@ -1,0 +1,1 @@
+"""Communicators and Ulysses sequence parallelism."""

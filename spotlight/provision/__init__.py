@@ -1,0 +1,1 @@
+"""Machines: where they come from, what they cost, how they end."""

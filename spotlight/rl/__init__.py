@@ -1,0 +1,1 @@
+"""The RL algorithm: torch, but no ray and no cloud."""

@@ -1,0 +1,1 @@
+"""Virtual time: the same core objects, driven by an event heap."""

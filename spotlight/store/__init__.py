@@ -1,0 +1,1 @@
+"""Bytes that outlive a process: objects, checkpoints, weights, artifacts."""

@@ -1,0 +1,20 @@
+"""Shared by all tests: one thread per process, hub offline, a fresh home per test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two contending threads are 10x slower than one
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.fixture(autouse=True)
+def spotlight_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test gets its own $SPOTLIGHT_HOME."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home))
+    return home
