@@ -1,0 +1,343 @@
+"""The one configuration tree: a recipe in YAML, overrides `a.b=c`, checked and saved with the run.
+
+A key that does not exist is an error that names the nearest one that does. A value exists once; whatever
+follows from others is a property, not a second field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spotlight.errors import ConfigError, NotFoundError
+
+MAX_RECIPE_BYTES = 1_000_000
+
+
+class Section(BaseModel):
+    """A part of the tree: immutable, no unknown keys, no NaN or infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """Which diffusion transformer, and how it is held."""
+
+    kind: str = Field("tiny", description="adapter name: tiny, sd3, qwen_image, flux, ...")
+    path: str | None = Field(None, description="local folder or hub id; empty: the adapter's own default")
+    revision: str | None = Field(None, description="hub revision to pin")
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    height: int = Field(16, ge=8, le=4096, description="image height in pixels")
+    width: int = Field(32, ge=8, le=4096, description="image width in pixels")
+    attention_backend: str | None = Field(None, description="a name that diffusers' dispatcher knows")
+    gradient_checkpointing: bool = False
+    compile: bool = Field(False, description="torch.compile the transformer's blocks")
+    offload_text_encoder: bool = Field(False, description="keep text encoders on the CPU")
+
+
+class SamplerConfig(Section):
+    """How a latent is denoised. A draft uses the same sampler as its final."""
+
+    kind: Literal["sde", "cps", "ode"] = "sde"
+    steps: int = Field(4, ge=1, le=1000, description="denoising steps of a roll-out")
+    eval_steps: int = Field(4, ge=1, le=1000, description="denoising steps of a validation image (ODE)")
+    noise_level: float = Field(0.7, ge=0, le=2, description="a in the SDE / CPS step")
+    window_start: int = Field(0, ge=0, description="first stochastic step")
+    window_size: int = Field(0, ge=0, description="number of stochastic steps; 0: all but the last")
+    shift: float = Field(1.0, gt=0, description="timestep shift of the sigma schedule")
+    cfg: float = Field(1.0, ge=1, description="classifier-free guidance scale; 1: none")
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> SamplerConfig:
+        if self.window_size and self.window_start + self.window_size > self.steps:
+            raise ValueError(
+                f"the SDE window ends at {self.window_start + self.window_size}, after {self.steps} steps"
+            )
+        return self
+
+
+class DataConfig(Section):
+    """Prompts. A group is one row of the training file."""
+
+    train: str = Field("builtin:digits-train", description="file (.txt .jsonl .csv .parquet) or builtin:NAME")
+    validation: str = Field("builtin:digits-held-out", description="file or builtin:NAME, never trained on")
+    validation_size: int = Field(96, ge=1, description="validation rows used, from the first")
+    prompts_per_iteration: int = Field(8, ge=1, le=4096)
+    group_size: int = Field(8, ge=1, le=1024, description="k: samples of one prompt that are trained on")
+    shuffle: bool = True
+    favour_informative: bool = Field(
+        False, description="draw long zero-variance prompts less often (never drops any)"
+    )
+
+
+class RewardConfig(Section):
+    """What is trained on and what is reported."""
+
+    train: dict[str, float] = Field({"ocr_soft": 1.0}, description="reward name -> weight")
+    held_out: str = Field("ocr", description="the validation score; never trained on")
+
+
+class AlgorithmConfig(Section):
+    """The loss."""
+
+    kind: Literal["flow_grpo", "nft", "grpo_guard", "awm"] = "flow_grpo"
+    clip: float = Field(2e-3, gt=0, description="ratio clip, for mean log-probs at this resolution")
+    normalise: Literal["group", "batch"] = Field(
+        "group", description="whose standard deviation divides the advantage"
+    )
+    advantage_clip: float = Field(5.0, gt=0)
+    kl: float = Field(0.0, ge=0, description="weight of the KL term against the base model")
+    steps_trained: int = Field(
+        0, ge=0, description="denoising steps drawn per sample and update; 0: all trainable"
+    )
+    nft_beta: float = Field(1.0, gt=0, le=10)
+    nft_old_decay_rate: float = Field(
+        0.001, ge=0, description="old <- d old + (1-d) theta, d = min(rate * step, max)"
+    )
+    nft_old_decay_max: float = Field(0.5, ge=0, lt=1)
+
+
+class TrainConfig(Section):
+    """Optimisation."""
+
+    mode: Literal["full", "lora"] = "full"
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    lr: float = Field(3e-4, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.99)
+    updates: int = Field(2, ge=1, description="optimiser steps per iteration")
+    micro_batch: int = Field(32, ge=1, description="samples per forward")
+    max_grad_norm: float = Field(1.0, gt=0)
+    ema: float = Field(
+        0.8, ge=0, lt=1, description="decay of the averaged weights that are evaluated and exported"
+    )
+    ratio_tolerance: float = Field(
+        1e-4, ge=0, description="largest |ratio - 1| at the first update; beyond it stop"
+    )
+    max_bad_steps: int = Field(5, ge=1, description="non-finite steps in a row before the run stops")
+
+
+class ExploreConfig(Section):
+    """Seed exploration on idle spot GPUs."""
+
+    policy: Literal["none", "uniform", "std", "variance", "best_worst", "planner"] = "planner"
+    phi: Literal["identity", "sqrt", "cap"] = "identity"
+    max_drafts: int = Field(64, ge=1, le=4096, description="most drafts of one prompt")
+    fixed_drafts: int = Field(
+        0, ge=0, description="exactly this many per prompt, waited for; 0: what time allows"
+    )
+    draft_steps: tuple[int, ...] = Field(
+        (), description="draft step counts to choose from; empty: the sampler's own"
+    )
+    control_share: float = Field(
+        0.02, ge=0, le=0.5, description="share of kept seeds drawn at random, to measure rho"
+    )
+    min_rho: float = Field(
+        0.3, ge=-1, le=1, description="below this rank correlation exploration switches itself off"
+    )
+
+
+class ClusterConfig(Section):
+    """Machines of a local run and the failure detector of any run."""
+
+    spot: int = Field(2, ge=0, le=512, description="spot nodes")
+    heartbeat_s: float = Field(1.0, gt=0, le=60)
+    dead_after_s: float = Field(3.0, gt=0, le=600)
+    respawn_s: float = Field(5.0, ge=0, description="a lost local spot node comes back after this long")
+    pull_batch: int = Field(8, ge=1, le=1024, description="most requests a worker takes at once")
+    max_draft_lag: int = Field(1, ge=0, le=8, description="weight versions a draft may be old")
+
+    @model_validator(mode="after")
+    def _detector_is_patient(self) -> ClusterConfig:
+        if self.dead_after_s < 2 * self.heartbeat_s:
+            raise ValueError("dead_after_s must be at least two heartbeats")
+        return self
+
+
+class BudgetConfig(Section):
+    """When to stop, cleanly and with a checkpoint."""
+
+    usd: float | None = Field(None, gt=0)
+    hours: float | None = Field(None, gt=0)
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    iterations: int = Field(30, ge=0, le=1_000_000)
+    eval_every: int = Field(5, ge=1)
+    checkpoint_every: int = Field(5, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    model: ModelConfig = ModelConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    train: TrainConfig = TrainConfig()
+    explore: ExploreConfig = ExploreConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="after")
+    def _noise_can_explore(self) -> RunConfig:
+        needs_noise = self.algorithm.kind in ("flow_grpo", "grpo_guard")
+        if needs_noise and (self.sampler.kind == "ode" or self.sampler.noise_level == 0):
+            raise ValueError(
+                f"{self.algorithm.kind} needs a stochastic sampler: with noise level 0 nothing is explored and "
+                "log-probabilities do not exist; set sampler.noise_level above 0 or algorithm.kind=nft"
+            )
+        return self
+
+
+def load(recipe: str | Path = "tiny", overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a shipped recipe by name or a YAML file by path, apply `a.b=c` overrides, check.
+
+    Raises ConfigError (unknown key with the near miss, bad value, bad YAML) or NotFoundError (no such recipe).
+    """
+    tree = _read_recipe(str(recipe))
+    for text in overrides:
+        _override(tree, text)
+    return check(tree)
+
+
+def check(tree: Mapping[str, Any]) -> RunConfig:
+    """Build the checked tree from plain data. Raises ConfigError."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error))) from None
+
+
+def recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("spotlight") / "recipes"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved configuration as YAML, fit to be loaded again."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_recipe(recipe: str) -> dict[str, Any]:
+    if recipe in recipes():
+        return parse_yaml((resources.files("spotlight") / "recipes" / f"{recipe}.yaml").read_bytes(), recipe)
+    path = Path(recipe)
+    if not recipe.endswith((".yaml", ".yml")):
+        near = difflib.get_close_matches(recipe, recipes(), 1)
+        raise ConfigError(
+            f"unknown recipe {recipe[:80]!r}",
+            hint=f"did you mean {near[0]!r}?"
+            if near
+            else f"known: {', '.join(recipes())}; or a path to a .yaml file",
+        )
+    if not path.is_file():
+        raise NotFoundError(f"no recipe file {recipe[:200]!r}")
+    if path.stat().st_size > MAX_RECIPE_BYTES:
+        raise ConfigError(f"{recipe}: larger than {MAX_RECIPE_BYTES} bytes; is this a recipe?")
+    return parse_yaml(path.read_bytes(), recipe)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader without aliases (no expansion bombs) and without duplicate keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.constructor.ConstructorError(
+                None, None, "aliases are not allowed", self.peek_event().start_mark
+            )
+        return super().compose_node(parent, index)
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"duplicate key {key.value!r}", key.start_mark
+            )
+        seen.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse_yaml(data: bytes, where: str) -> dict[str, Any]:
+    """Parse one YAML mapping strictly. Raises ConfigError that names `where` and the line."""
+    try:
+        tree = yaml.load(data.decode("utf-8-sig"), Loader=_StrictLoader)  # noqa: S506, TID251 - a SafeLoader
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 at byte {error.start}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: {str(error)[:300]}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{where}: a recipe is a mapping of keys, not {type(tree).__name__}")
+    return tree
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"bad override {text[:80]!r}", hint="write --set section.key=value")
+    parsed = parse_yaml(f"value: {value}".encode(), f"--set {key}").get("value")
+    *sections, leaf = key.strip().split(".")
+    for name in sections:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {key}: {name!r} is a value, not a section")
+    if isinstance(parsed, dict) and isinstance(tree.get(leaf), dict) and leaf != "train":
+        tree[leaf] = {**tree[leaf], **parsed}
+    else:
+        tree[leaf] = parsed
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors()[:5]:
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            yield f"unknown key {path!r}{_near_miss(problem['loc'])}"
+        else:
+            shown = json.dumps(problem["input"], default=str, ensure_ascii=False)[:60]
+            text = problem["msg"].removeprefix("Value error, ")
+            yield (
+                f"{path}: {text} (got {shown})"
+                if path and not isinstance(problem["input"], dict)
+                else f"{path}: {text}".lstrip(": ")
+            )
+
+
+def _near_miss(loc: Sequence[int | str]) -> str:
+    fields = dict(RunConfig.model_fields)
+    everywhere = list(keys())
+    for part in loc[:-1]:
+        annotation = fields[str(part)].annotation if str(part) in fields else None
+        fields = dict(getattr(annotation, "model_fields", {}))
+    near = difflib.get_close_matches(str(loc[-1]), list(fields), 1)
+    if near:
+        return f"; did you mean {'.'.join([*map(str, loc[:-1]), near[0]])!r}?"
+    elsewhere = [key for key in everywhere if key.split(".")[-1] == str(loc[-1])]
+    return f"; did you mean {elsewhere[0]!r}?" if elsewhere else f"; known here: {', '.join(fields)}"
+
+
+def keys() -> Iterator[str]:
+    """Every dotted key of the tree, in order."""
+    for name, field in RunConfig.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", None)
+        if inner is None:
+            yield name
+        else:
+            yield from (f"{name}.{key}" for key in inner)
