@@ -1,0 +1,79 @@
+"""Sets of trainable weights: prepare a transformer for one, take it out, put another in.
+
+The trained, the old, the averaged and the base weights are such sets, dicts of parameter name to tensor, so
+full fine-tuning and LoRA share every line that trains, publishes, admits or exports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from spotlight.config import TrainConfig
+from spotlight.errors import IntegrityError
+from spotlight.rl import lora
+from spotlight.rl.models import ModelAdapter
+
+Weights = dict[str, Tensor]
+
+
+def prepare(adapter: ModelAdapter, config: TrainConfig, *, seed: int = 0) -> int:
+    """Make the transformer ready for `config.mode`; trainer and roll-out workers alike call it once.
+
+    Returns the number of trainable elements. In LoRA mode it starts equal to the base (B = 0), its A drawn
+    from `seed`. Raises ConfigError when no module matches the adapter's LoRA targets.
+    """
+    transformer = adapter.transformer
+    transformer.eval()  # no dropout anywhere: roll-out and training must agree
+    transformer.requires_grad_(config.mode == "full")
+    if config.mode == "lora":
+        lora.attach(transformer, adapter.lora_targets, config.lora_rank, config.lora_alpha, seed=seed)
+    return sum(parameter.numel() for parameter in trainable_parameters(transformer).values())
+
+
+def trainable_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
+    """The live parameters that are trained, by name."""
+    return {name: p for name, p in transformer.named_parameters() if p.requires_grad}
+
+
+def snapshot(transformer: nn.Module) -> Weights:
+    """A copy of the trainable weights, on their device."""
+    return {name: p.detach().clone() for name, p in trainable_parameters(transformer).items()}
+
+
+@torch.no_grad()
+def bind(transformer: nn.Module, weights: Mapping[str, Tensor]) -> int:
+    """Copy `weights` into the transformer; every trainable parameter exactly once.
+
+    Returns how many tensors were bound. Raises IntegrityError, before anything is changed, when a name is
+    missing or unknown or a shape differs.
+    """
+    parameters = trainable_parameters(transformer)
+    problems = [f"{name} is missing" for name in sorted(parameters.keys() - weights.keys())]
+    problems += [f"{name} is unknown" for name in sorted(weights.keys() - parameters.keys())]
+    problems += [
+        f"{name} is {tuple(weights[name].shape)}, not {tuple(p.shape)}"
+        for name, p in parameters.items()
+        if name in weights and weights[name].shape != p.shape
+    ]
+    if problems:
+        raise IntegrityError(
+            f"{len(problems)} of {len(parameters)} weights do not fit the model: {'; '.join(problems[:3])}"
+        )
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
+    return len(parameters)
+
+
+@contextmanager
+def bound(transformer: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """`weights` in the transformer for a while. Not between a forward with gradient and its backward."""
+    live = snapshot(transformer)
+    bind(transformer, weights)
+    try:
+        yield
+    finally:
+        bind(transformer, live)
