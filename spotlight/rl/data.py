@@ -11,6 +11,7 @@ import csv
 import difflib
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,17 @@ from spotlight.errors import DataError
 
 MAX_PROMPT_CHARS = 20_000
 HELD_OUT_DIGITS = 200
+
+# A letter beside a single quote makes it an apostrophe; not so a CJK one, which no space sets off.
+_LETTER = r"[^\W\u2e80-\ud7ff]"
+_DOUBLE_QUOTED = re.compile(
+    "|".join(
+        f"{opening}([^{opening}{closing}]*){closing}"
+        for opening, closing in ('""', "“”", "„“", "«»", "「」", "『』", "＂＂")
+    )
+)
+_SINGLE_QUOTED = re.compile(rf"(?<!{_LETTER})(?:'(.+?)'|‘(.+?)’)(?!{_LETTER})")
+_QUOTES_ONLY = re.compile(r"""\s*["“”„«»「」『』＂‟'‘’]*\s*""")
 
 Record = tuple[int, str, dict[str, Any]]  # line (from 1), prompt, metadata
 
@@ -75,6 +87,20 @@ def batch(prompts: Sequence[Prompt], iteration: int, n: int, seed: int, shuffle:
     epoch, place = divmod(iteration, len(prompts) // n)
     order = np.random.default_rng([seed, epoch]).permutation(len(prompts))
     return [prompts[i] for i in order[place * n : (place + 1) * n]]
+
+
+def written_text(prompt: str) -> str | None:
+    """The text that a prompt asks to be written: what stands in quotes, several quotes joined by a space.
+
+    Double, angle and corner quotes come before single ones, which a word's apostrophe must not open. Without
+    quotes a prompt of one word is that word; None if nothing is asked for.
+    """
+    matches = list(_DOUBLE_QUOTED.finditer(prompt)) or list(_SINGLE_QUOTED.finditer(prompt))
+    if matches:
+        parts = (str(match[match.lastindex or 0]).strip() for match in matches)
+        return " ".join(filter(None, parts)) or None
+    one_word = len(prompt.split()) == 1 and not _QUOTES_ONLY.fullmatch(prompt)
+    return prompt.strip() if one_word else None
 
 
 def _builtin(name: str) -> list[Prompt]:

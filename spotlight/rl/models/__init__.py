@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from spotlight.config import ModelConfig
+from spotlight.errors import ConfigError
 from spotlight.rl.registry import resolve
 
 ADAPTERS: dict[str, str] = {
     "tiny": "spotlight.rl.models.tiny:load",
 }
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,19 @@ class ModelAdapter(Protocol):
     def decode(self, latents: Tensor) -> Tensor:
         """(B, 3 or 1, H, W) in [0, 1]."""
         ...
+
+
+def configure(transformer: nn.Module, config: ModelConfig) -> None:
+    """Apply what every diffusers transformer can do: attention backend, checkpointing, compilation."""
+    if config.attention_backend:
+        try:
+            transformer.set_attention_backend(config.attention_backend)
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise ConfigError(f"model.attention_backend {config.attention_backend!r}: {error}") from error
+    if config.gradient_checkpointing:
+        transformer.enable_gradient_checkpointing()
+    if config.compile:
+        transformer.compile_repeated_blocks()
 
 
 def load_model(config: ModelConfig) -> ModelAdapter:
