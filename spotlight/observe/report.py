@@ -43,6 +43,10 @@ def write(folder: Path, out: Path | None = None) -> Path:
     Raises NotFoundError when the run does not exist or has told nothing yet, UserError when `out` cannot be
     written.
     """
+    if not folder.is_dir():
+        raise NotFoundError(
+            f"no run {words.clean(folder.name)!r}", hint="spotlight status   shows the newest run"
+        )
     events = list(progress.events(folder))
     if not events:
         raise NotFoundError(

@@ -79,7 +79,7 @@ def load(folder: Path, now_s: float) -> Status:
     """Read a run folder; `now_s` is Unix time. Raises NotFoundError when there is no such run."""
     if not folder.is_dir():
         raise NotFoundError(
-            f"no run {words.clean(folder.name)!r}", hint="spotlight status   lists the newest run"
+            f"no run {words.clean(folder.name)!r}", hint="spotlight status   shows the newest run"
         )
     events = list(progress.events(folder))
     return build(progress.fold(events), events, folder.name, now_s)

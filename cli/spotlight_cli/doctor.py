@@ -1,0 +1,33 @@
+"""`spotlight doctor`: is this machine fit, and if not, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from spotlight.errors import PreconditionError
+from spotlight_cli.render import output
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(rich_help_panel="Set up")(doctor)
+
+
+def doctor() -> None:
+    """Check this machine, one line a finding; exit 3 when something would stop a run."""
+    from spotlight.observe.doctor import examine
+
+    out = output()
+    checks = examine()
+    failed = [check.name for check in checks if check.verdict == "fail"]
+    if out.json and not failed:
+        out.document([asdict(check) for check in checks])
+    elif not out.json:
+        out.table(
+            ["CHECK", "", "FOUND", "WHAT TO DO"], [(c.name, c.verdict, c.found, c.fix or "-") for c in checks]
+        )
+    if failed:
+        fixes = "; ".join(check.fix for check in checks if check.verdict == "fail")
+        raise PreconditionError(f"not fit: {', '.join(failed)}", hint=fixes)
