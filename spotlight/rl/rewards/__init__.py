@@ -21,6 +21,10 @@ from spotlight.rl.registry import resolve
 Metadata = Mapping[str, Any]
 
 REWARDS: dict[str, str] = {
+    "geneval_shapes": "spotlight.rl.rewards.shapes:reward",
+    "geneval_shapes_graded": "spotlight.rl.rewards.shapes:graded_reward",
+    "jpeg_compressibility": "spotlight.rl.rewards.jpeg:JpegCompressibility",
+    "jpeg_incompressibility": "spotlight.rl.rewards.jpeg:JpegIncompressibility",
     "ocr": "spotlight.rl.rewards.ocr:EditReward",
     "ocr_soft": "spotlight.rl.rewards.ocr:SoftReward",
 }
@@ -57,12 +61,13 @@ def load_reward(name: str) -> Reward:
     if name.startswith(("http://", "https://")):
         return resolve("spotlight.rl.rewards.remote:RemoteReward", {}, "reward")(name)
     found = resolve(name, REWARDS, "reward")
-    reward = found() if inspect.isclass(found) else found
-    if isinstance(reward, Reward):
-        return reward
-    if not callable(reward):
+    if name in REWARDS or inspect.isclass(found):
+        found = found()
+    if isinstance(found, Reward):
+        return found
+    if not callable(found):
         raise ConfigError(f"reward {name!r} is neither a function nor a class with a `score` method")
-    return _FunctionReward(name, reward)
+    return _FunctionReward(name, found)
 
 
 def combine(weights: Mapping[str, float]) -> Reward:
