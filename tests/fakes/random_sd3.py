@@ -16,7 +16,16 @@ class RandomSD3:
 
     name = "random-sd3"
     base_id = "random"
-    lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    lora_targets = (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+    )
 
     def __init__(self, *, layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         torch.set_num_threads(1)
