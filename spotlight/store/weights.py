@@ -1,8 +1,11 @@
 """Versions of the trained weights: immutable folders, one pointer that moves forward, a bind that counts.
 
-    v{n}/tensors.safetensors    the trained tensors (LoRA or all)
-    v{n}/manifest.json          n, base, digest, all shapes and dtypes; written last: it makes the version
-    latest                      the newest version, compare-and-set
+    v{n}/{digest}.safetensors    the trained tensors (LoRA or all)
+    v{n}/manifest.json           n, base, digest, all shapes and dtypes; written last: it makes the version
+    latest                       the newest version, compare-and-set
+
+Tensors are named by their digest, so of two publishers of one number (a head and its zombie) neither can put
+its tensors under the other's manifest.
 
 A sync that binds nothing trains for days on weights nobody sees, so `bind` compares names, shapes and, from
 the live module, the digest.
@@ -11,6 +14,7 @@ the live module, the digest.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +26,8 @@ from spotlight.core.types import WeightVersion
 from spotlight.errors import IntegrityError, NotFoundError
 from spotlight.store.objects import ObjectStore
 from spotlight.store.tensors import Spec, check_finite, check_names, digest, pack, unpack
+
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class Manifest:
                 str(name): Spec(tuple(int(size) for size in spec["shape"]), str(spec["dtype"]))
                 for name, spec in body["tensors"].items()
             }
-            version = WeightVersion(int(body["n"]), str(body["digest"]), int(body["num_tensors"]))
+            version = _version(body)
             manifest = cls(version, str(body["base"]), specs)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IntegrityError(f"broken weights manifest: {error!r:.100}") from error
@@ -82,7 +88,7 @@ class Weights:
         data = pack(tensors)
         version = WeightVersion(n, digest(tensors), len(tensors))
         manifest = Manifest(version, base, {name: Spec.of(tensors[name]) for name in sorted(tensors)})
-        self._replace(f"{self._folder(n)}/tensors.safetensors", data, n)
+        self._put_tensors(self._tensors_key(version), data)
         if self._store.put_new(f"{self._folder(n)}/manifest.json", manifest.encode()) is None:
             self._refuse_other(manifest)
         self._point(version)
@@ -94,7 +100,7 @@ class Weights:
             pointer = self._store.get(f"{self._prefix}/latest").data
         except NotFoundError:
             return None
-        return _version(pointer)
+        return _pointed(pointer)
 
     def manifest(self, n: int) -> Manifest:
         """The manifest of version `n`. NotFoundError if it was not published or is collected."""
@@ -112,9 +118,7 @@ class Weights:
         if base is not None and manifest.base != base:
             raise IntegrityError(f"weights v{n} belong to base {manifest.base!r}, loaded is {base!r}")
         try:
-            tensors = unpack(
-                self._store.get(f"{self._folder(n)}/tensors.safetensors").data, expect=manifest.specs
-            )
+            tensors = unpack(self._store.get(self._tensors_key(manifest.version)).data, expect=manifest.specs)
         except IntegrityError as error:
             raise IntegrityError(f"weights v{n}: {error.message}", hint=error.hint) from error
         found = digest(tensors)
@@ -147,6 +151,9 @@ class Weights:
     def _folder(self, n: int) -> str:
         return f"{self._prefix}/v{n}"
 
+    def _tensors_key(self, version: WeightVersion) -> str:
+        return f"{self._folder(version.n)}/{version.digest}.safetensors"
+
     def _versions(self) -> list[int]:
         """All numbers with any file, unpublished ones too."""
         names = {
@@ -156,16 +163,15 @@ class Weights:
 
     def _delete(self, n: int) -> None:
         self._store.delete(f"{self._folder(n)}/manifest.json")  # first: without it there is no such version
-        self._store.delete(f"{self._folder(n)}/tensors.safetensors")
+        for key in self._store.list_keys(self._folder(n)):
+            self._store.delete(key)
 
-    def _replace(self, key: str, data: bytes, n: int) -> None:
-        """Write the tensors, over those of a publisher that died before its manifest."""
-        if self._store.put_new(key, data) is not None:
-            return
-        blob = self._store.get(key)
-        if blob.data == data or f"{self._folder(n)}/manifest.json" in self._store.list_keys(self._folder(n)):
-            return  # published already; whether it is the same is the manifest's matter
-        self._store.put_if(key, data, blob.tag)
+    def _put_tensors(self, key: str, data: bytes) -> None:
+        """Write the tensors unless they are there; what is there under their digest but differs is damaged."""
+        if self._store.put_new(key, data) is None:
+            blob = self._store.get(key)
+            if blob.data != data:
+                self._store.put_if(key, data, blob.tag)
 
     def _refuse_other(self, manifest: Manifest) -> None:
         there = self.manifest(manifest.version.n)
@@ -181,7 +187,7 @@ class Weights:
         key = f"{self._prefix}/latest"
         while self._store.put_new(key, _pointer(version)) is None:
             blob = self._store.get(key)
-            if _version(blob.data).n >= version.n or self._store.put_if(key, _pointer(version), blob.tag):
+            if _pointed(blob.data).n >= version.n or self._store.put_if(key, _pointer(version), blob.tag):
                 return
 
 
@@ -233,9 +239,16 @@ def _pointer(version: WeightVersion) -> bytes:
     return json.dumps({"n": version.n, "digest": version.digest, "num_tensors": version.num_tensors}).encode()
 
 
-def _version(data: bytes) -> WeightVersion:
+def _version(body: Any) -> WeightVersion:
+    """Raises ValueError, KeyError or TypeError on what `_pointer` does not write."""
+    version = WeightVersion(int(body["n"]), str(body["digest"]), int(body["num_tensors"]))
+    if version.n < 0 or not _DIGEST.fullmatch(version.digest):
+        raise ValueError(f"version {version}")
+    return version
+
+
+def _pointed(data: bytes) -> WeightVersion:
     try:
-        body: dict[str, Any] = json.loads(data)
-        return WeightVersion(int(body["n"]), str(body["digest"]), int(body["num_tensors"]))
+        return _version(json.loads(data))
     except (ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"broken weights pointer: {data[:80]!r}") from error
