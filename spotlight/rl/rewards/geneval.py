@@ -1,7 +1,7 @@
 """GenEval (Ghosh et al. 2023, arXiv 2310.11513): are the right objects there, in number, colour and place?
 
-A prompt's metadata lists what must be there, `include: [{class, count, color?, position?: [relation, index]}]`
-(index of an earlier entry of `include`), and what must not, `exclude: [{class, count}]` (fewer than `count`).
+A prompt's metadata lists what must be there, `include: [{class, count, color?, position?}]` with the position
+as [relation, index of an earlier entry], and what must not, `exclude: [{class, count}]` (fewer than `count`).
 Whoever finds the objects, a detector or a checker of drawn shapes, hands over `Detection`s.
 """
 

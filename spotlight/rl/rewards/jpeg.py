@@ -1,4 +1,4 @@
-"""The size of an image as JPEG: a reward without a model, after DDPO (Black et al. 2023, arXiv 2305.13301)."""
+"""The size of an image as JPEG, a reward without a model: DDPO (Black et al. 2023, arXiv 2305.13301)."""
 
 from __future__ import annotations
 
