@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor
 from spotlight.errors import ConfigError
 from spotlight.rl.rewards import Metadata, Scores, sane
 
-TOKEN_VARIABLE = "SPOTLIGHT_REWARD_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_VARIABLE = "SPOTLIGHT_REWARD_TOKEN"
 IMAGES_PER_REQUEST = 8
 MAX_ANSWER_BYTES = 1_000_000
 
@@ -55,16 +55,7 @@ class RemoteReward:
         backoff_s: float = 1.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"a reward server's address looks like http://host:port/score, not {url[:80]!r}"
-            )
-        if parts.username or parts.password:
-            raise ConfigError(
-                "a reward server's address must hold no password", hint=f"put it into {TOKEN_VARIABLE}"
-            )
-        self._parts = parts
+        self._parts = _address(url)
         self._timeout_s, self._tries, self._backoff_s, self._sleep = timeout_s, tries, backoff_s, sleep
 
     def score(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
@@ -134,6 +125,21 @@ class RemoteReward:
         if len(answer) > MAX_ANSWER_BYTES:
             raise RemoteError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes", final=True)
         return answer
+
+
+def _address(url: str) -> SplitResult:
+    if "@" in url:
+        raise ConfigError(
+            "a reward server's address must hold no password", hint=f"put it into {TOKEN_VARIABLE}"
+        )
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.port != 0  # reading the port checks it
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"a reward server's address looks like http://host:port/score, not {url[:80]!r}")
+    return parts
 
 
 def encode_image(image: Tensor) -> str:
