@@ -21,6 +21,7 @@ from spotlight.rl.rewards.remote import RemoteReward, decode_image, encode_image
 from spotlight.rl.rewards.server import MAX_REQUEST_BYTES, RewardServer
 
 IMAGES = torch.linspace(0, 1, 10).view(10, 1, 1, 1).expand(10, 1, 4, 8).contiguous()
+TWO_SIZES = (IMAGES[0], IMAGES[0][:, 1:])
 PROMPTS = [f"prompt {i} 🙂" for i in range(10)]
 METADATA = [{"target": str(i)} for i in range(10)]
 
@@ -284,7 +285,7 @@ def request(**changes: Any) -> bytes:
         request(prompts=["x", "y"]),
         request(prompts=[7]),
         request(metadata=[None]),
-        request(images=[*map(encode_image, (IMAGES[0], IMAGES[0][:, 1:]))], prompts=["x"] * 2, metadata=[{}] * 2),
+        request(images=[*map(encode_image, TWO_SIZES)], prompts=["x"] * 2, metadata=[{}] * 2),
         request(images=[encode_image(IMAGES[0])] * 65, prompts=["x"] * 65, metadata=[{}] * 65),
     ],
 )  # fmt: skip
