@@ -167,7 +167,7 @@ class Weights:
             self._store.delete(key)
 
     def _put_tensors(self, key: str, data: bytes) -> None:
-        """Write the tensors unless they are there; what is there under their digest but differs is damaged."""
+        """Write the tensors unless they are there; what differs under their digest is damage, replaced."""
         if self._store.put_new(key, data) is None:
             blob = self._store.get(key)
             if blob.data != data:
