@@ -34,7 +34,7 @@ class Comm(Protocol):
     size: int
 
     def all_to_all(self, x: Tensor, out_rows: Sequence[int], in_rows: Sequence[int]) -> Tensor:
-        """Send `in_rows[i]` consecutive rows of `x` to rank i, receive `out_rows[i]` from it; dim 0 is rows."""
+        """Send `in_rows[i]` consecutive rows of `x` (dim 0) to rank i, receive `out_rows[i]` from it."""
 
     def all_gather(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Concatenate along dim 0 what every rank holds, `rows[i]` rows from rank i."""
@@ -74,7 +74,9 @@ def form(
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not in a group of {size}")
     kind = NcclComm if torch.device(device).type == "cuda" else GlooComm
-    return kind(PrefixStore(name, store), rank, size, torch.device(device), address, form_timeout_s, op_timeout_s)
+    return kind(
+        PrefixStore(name, store), rank, size, torch.device(device), address, form_timeout_s, op_timeout_s
+    )
 
 
 class _Collectives:
@@ -144,11 +146,13 @@ class GlooComm(_Collectives):
         """Nothing is outstanding: every collective waited for itself."""
 
     def abort(self) -> None:
+        """Shut the group's sockets down, which every waiting peer notices within milliseconds."""
         self._aborted.set()
         for fd, inode in self._sockets:
             _shut_down(fd, inode)
 
     def close(self) -> None:
+        """See `Comm.close`."""
         self.abort()
         self._sockets = set()
         self._backend = None
@@ -195,6 +199,7 @@ class NcclComm(_Collectives):
             issue().wait()  # orders streams, does not block this thread
 
     def synchronize(self) -> None:
+        """Wait for the current stream, watching the abort flag and the operation timeout."""
         with _as_comm_error("collective failed", self._aborted):
             self._wait_stream(self._op_timeout_s)
 
@@ -213,11 +218,13 @@ class NcclComm(_Collectives):
             raise RuntimeError("the group was aborted")
 
     def abort(self) -> None:
+        """Abort the NCCL communicator; kernels that wait for peers end."""
         if not self._aborted.is_set():
             self._aborted.set()
             self._backend.abort()
 
     def close(self) -> None:
+        """See `Comm.close`."""
         self.abort()
         self._backend = None
 

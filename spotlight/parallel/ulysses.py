@@ -208,7 +208,7 @@ def install(model: nn.Module, plan: SPPlan | None = None) -> Sharding:
 
 
 class _Arguments:
-    """The arguments of a call by name, wherever the caller put them: checkpointing passes them by position."""
+    """The arguments of a call by name, wherever they were put: checkpointing passes them by position."""
 
     def __init__(self, names: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = list(args), dict(kwargs)
@@ -252,8 +252,8 @@ class _SplitHeads(TorchFunctionMode):
             )
         heads = shares(query.shape[1], self._comm.size)
         mask = None if attn_mask is None else self._whole_mask(attn_mask)
-        qkv = self._all_tokens(torch.cat([query, key, value], dim=-1), heads).chunk(3, dim=-1)
-        out = F.scaled_dot_product_attention(*qkv, attn_mask=mask, **options)
+        q, k, v = self._all_tokens(torch.cat([query, key, value], dim=-1), heads).chunk(3, dim=-1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
         return self._all_heads(out, heads)
 
     def _all_tokens(self, x: Tensor, heads: Sequence[int]) -> Tensor:
@@ -284,7 +284,9 @@ class _SplitHeads(TorchFunctionMode):
         rows = _by_rank(self._held)
         held = rows[self._comm.rank]
         in_rows = [mine * batch * n for n in rows]
-        received = _AllToAll.apply(torch.cat(to_ranks), [h * batch * held for h in heads], in_rows, self._comm)
+        received = _AllToAll.apply(
+            torch.cat(to_ranks), [h * batch * held for h in heads], in_rows, self._comm
+        )
         return received.view(sum(heads), batch, held, width).transpose(0, 1)
 
     def _whole_mask(self, mask: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ def flux(heads=4, **kw):
     torch.manual_seed(0)
     return FluxTransformer2DModel(
         patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16,
-        num_attention_heads=heads, joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=(4, 4, 8), **kw,
+        num_attention_heads=heads, joint_attention_dim=32, pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8), **kw,
     ).eval()  # fmt: skip
 
 
@@ -50,9 +51,9 @@ def flux_inputs(batch=1, h=8, w=8, text=16, seed=1):
 def sd3(heads=4, dual=(), qk_norm=None, **kw):
     torch.manual_seed(0)
     defaults = dict(
-        sample_size=32, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=16, num_attention_heads=heads,
-        joint_attention_dim=32, caption_projection_dim=heads * 16, pooled_projection_dim=64, out_channels=4,
-        pos_embed_max_size=32, dual_attention_layers=dual, qk_norm=qk_norm,
+        sample_size=32, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=16,
+        num_attention_heads=heads, joint_attention_dim=32, caption_projection_dim=heads * 16,
+        pooled_projection_dim=64, out_channels=4, pos_embed_max_size=32, dual_attention_layers=dual, qk_norm=qk_norm,
     )  # fmt: skip
     return SD3Transformer2DModel(**{**defaults, **kw}).eval()
 
@@ -60,8 +61,8 @@ def sd3(heads=4, dual=(), qk_norm=None, **kw):
 def tiny():
     """The shape of the embedded default: grey 16x32 pixels, patch 4, four text slots."""
     return sd3(
-        patch_size=4, in_channels=1, out_channels=1, num_layers=4, attention_head_dim=24, caption_projection_dim=96,
-        pooled_projection_dim=32, pos_embed_max_size=8, qk_norm="rms_norm",
+        patch_size=4, in_channels=1, out_channels=1, num_layers=4, attention_head_dim=24,
+        caption_projection_dim=96, pooled_projection_dim=32, pos_embed_max_size=8, qk_norm="rms_norm",
     )  # fmt: skip
 
 
@@ -83,6 +84,8 @@ def tiny_inputs(batch=2):
 def cast(inputs, dtype):
     """Floating tensors to `dtype`, except position ids, which a pipeline keeps exact."""
     return {
-        k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() and not k.endswith("_ids") else v
+        k: v.to(dtype)
+        if isinstance(v, torch.Tensor) and v.is_floating_point() and not k.endswith("_ids")
+        else v
         for k, v in inputs.items()
     }

@@ -42,7 +42,9 @@ def diffusers_output(model, inputs, size, rank):
     parallel = ParallelConfig(context_parallel_config=config)
     parallel.setup(rank, size, torch.device("cpu"), mesh=mesh)
     for module in model.modules():
-        if isinstance(module, Attention | AttentionModuleMixin) and hasattr(module.processor, "_parallel_config"):
+        if isinstance(module, Attention | AttentionModuleMixin) and hasattr(
+            module.processor, "_parallel_config"
+        ):
             module.processor._parallel_config = parallel
     apply_context_parallel(model, config, model._cp_plan)
     with torch.no_grad():
@@ -62,7 +64,9 @@ def rank_main(case, size, rank, port, queue):
     world = dist.PrefixStore("world", store)
     dist.init_process_group("gloo", store=world, rank=rank, world_size=size)
     theirs = diffusers_output(build(), make(), size, rank)
-    queue.put({"ours": (ours - expected).abs().max().item(), "theirs": (theirs - expected).abs().max().item()})
+    queue.put(
+        {"ours": (ours - expected).abs().max().item(), "theirs": (theirs - expected).abs().max().item()}
+    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Ours against diffusers' own context parallelism, where that works on CPU: even lengths, QwenImage and Flux."""
+"""Ours against diffusers' own context parallelism, where it works on CPU: even lengths, no SD3."""
 
 import json
 import os

@@ -41,7 +41,10 @@ CASES = {
     ),
     "qwen-short-text": (models.qwen, lambda: models.qwen_inputs(h=8, w=8, text=2)),
     "qwen-few-rows": (models.qwen, lambda: models.qwen_inputs(h=3, w=3, text=5)),
-    "qwen-modulate-index": (lambda: models.qwen(zero_cond_t=True), lambda: models.qwen_inputs(h=5, w=7, text=9)),
+    "qwen-modulate-index": (
+        lambda: models.qwen(zero_cond_t=True),
+        lambda: models.qwen_inputs(h=5, w=7, text=9),
+    ),
     "flux-even": (models.flux, lambda: models.flux_inputs()),
     "flux-uneven": (lambda: models.flux(heads=6), lambda: models.flux_inputs(batch=2, h=9, w=11, text=13)),
     "sd3-even": (models.sd3, lambda: models.sd3_inputs()),
@@ -130,7 +133,9 @@ def test_install_changes_nothing_until_bound_and_remove_leaves_no_trace(case):
     expected = forward(model, inputs)
 
     def traces(m):
-        return sum(len(x._forward_hooks) + len(x._forward_pre_hooks) + ("forward" in vars(x)) for x in m.modules())
+        return sum(
+            len(x._forward_hooks) + len(x._forward_pre_hooks) + ("forward" in vars(x)) for x in m.modules()
+        )
 
     before = traces(model)
     sharding = install(model)
