@@ -1,4 +1,4 @@
-"""Checkpoints: killed at every step of a save, truncated, flipped, no disk left; a changed config is refused."""
+"""Checkpoints: killed at every step of a save, cut short, flipped, no disk left; a changed config refused."""
 
 from __future__ import annotations
 
