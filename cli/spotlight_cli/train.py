@@ -26,7 +26,7 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeat as needed.")
     ] = None,
     spot: Annotated[int | None, typer.Option(min=0, help="Spot nodes; 0 explores nothing.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run; default: made from the recipe.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default: the recipe, numbered.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     preempt: Annotated[
         str | None, typer.Option(metavar="TRACE|demo|none", help="Kill spot nodes after a trace.")
@@ -42,7 +42,8 @@ def train(
     with RunView(out) as view:
         summary = api.train(
             resolved,
-            name=name or default_name(recipe),
+            name=name,
+            base_name=default_name(recipe),
             spot=spot,
             preempt=preempt,
             resume=resume,

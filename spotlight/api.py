@@ -1,0 +1,165 @@
+"""The use-cases behind the command line; fit to be called from a notebook as well.
+
+Nothing here prints. Every function raises a SpotlightError for whatever a user can cause or meet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotlight import config as configuration
+from spotlight import names
+from spotlight.config import RunConfig
+from spotlight.errors import ConfigError, NotFoundError, UserError
+
+if TYPE_CHECKING:
+    from spotlight.core.history import Verdict
+    from spotlight.observe.status import Status
+
+CONFIG = "config.yaml"
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+def train(
+    config: RunConfig,
+    *,
+    name: str | None = None,
+    base_name: str = "run",
+    spot: int | None = None,
+    preempt: str | None = None,
+    resume: bool = False,
+    on_event: OnEvent | None = None,
+) -> dict[str, Any]:
+    """Train on this machine and return the summary.
+
+    `name` must be new unless `resume`; without one, `base_name` with a number is taken (the newest such run
+    when resuming). `spot` overrides the number of spot nodes; `preempt` is a trace file, `demo` or `none`.
+    """
+    if spot is not None:
+        config = configuration.check(
+            {**config.model_dump(), "cluster": {**config.cluster.model_dump(), "spot": spot}}
+        )
+    folder = names.run_dir(name or _name(base_name, resume))
+    _check_data(config)
+    preemptions = _preemptions(config, preempt)
+    _open_folder(folder, config, resume)
+
+    from spotlight.runtime import local_run
+
+    return local_run.run(config, folder, preemptions=preemptions, resume=resume, on_event=on_event)
+
+
+def sample(run: str, prompt: str, *, out: Path, seed: int = 0) -> Path:
+    """Draw one image with what a run has learned and write it as PNG."""
+    folder = _existing(run)
+    if not (folder / "export").is_dir():
+        raise NotFoundError(f"run {run!r} has no result yet", hint=f"spotlight status {run}")
+    config = _load_config(folder)
+
+    from PIL import Image
+
+    from spotlight.observe.grids import write_png
+    from spotlight.runtime.trainer import result_image
+
+    pixels = result_image(folder / "export", config, prompt, seed)
+    try:
+        write_png(Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels), out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
+    return out
+
+
+def verify(run: str, *, replay: bool = False) -> list[Verdict]:
+    """Check a run's journal against INV-1 to INV-7; with `replay`, also that the core decides the same again."""
+    from spotlight.core import history, history_nodes
+    from spotlight.core import replay as again
+    from spotlight.observe import journal
+
+    folder = _existing(run) / "journal"
+    verdicts = [*history.check(journal.read(folder)), *history_nodes.check(journal.read(folder))]
+    if replay:
+        verdicts.append(again.replay(journal.read(folder)))
+    return verdicts
+
+
+def status(run: str | None = None) -> Status:
+    """What a run is doing, from its folder; without a name, the newest one."""
+    from spotlight.observe import status as model
+
+    folder = _existing(run) if run is not None else model.newest(names.home() / "runs")
+    return model.load(folder, time.time())
+
+
+def report(run: str, *, out: Path | None = None) -> Path:
+    """Write one self-contained HTML page about a run."""
+    from spotlight.observe import report as page
+
+    return page.write(_existing(run), out)
+
+
+def _existing(run: str) -> Path:
+    folder = names.run_dir(run)
+    if not folder.is_dir():
+        raise NotFoundError(f"no run {run!r} in {names.home() / 'runs'}", hint="spotlight status")
+    return folder
+
+
+def _name(base: str, resume: bool) -> str:
+    """The first free name of base, base-2, base-3, ...; when resuming, the last taken one."""
+    taken = base
+    for number in count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        if not names.run_dir(name).exists():
+            return taken if resume else name
+        taken = name
+    raise AssertionError("unreachable")
+
+
+def _check_data(config: RunConfig) -> None:
+    """Read the prompt files before anything is created."""
+    from spotlight.rl import data
+
+    data.load(config.data.validation)
+    data.batch(data.load(config.data.train), 0, config.data.prompts_per_iteration, config.seed)
+
+
+def _preemptions(config: RunConfig, source: str | None) -> list[Any]:
+    from spotlight.provision.base import spot_names
+    from spotlight.runtime import preempt
+
+    return preempt.load(source, iterations=config.iterations, nodes=spot_names(config.cluster.spot))
+
+
+def _open_folder(folder: Path, config: RunConfig, resume: bool) -> None:
+    if resume:
+        if not (folder / CONFIG).is_file():
+            raise NotFoundError(f"no run {folder.name!r} to resume in {folder.parent}")
+        return
+    if folder.exists():
+        raise UserError(
+            f"a run named {folder.name!r} exists already",
+            hint=f"--resume to go on with it, another --name, or delete {folder}",
+        )
+    try:
+        folder.mkdir(parents=True)
+        draft = folder / f"{CONFIG}.partial"
+        draft.write_text(configuration.dump(config))
+        os.replace(draft, folder / CONFIG)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror or error}",
+            hint="set SPOTLIGHT_HOME to a folder of yours",
+        ) from None
+
+
+def _load_config(folder: Path) -> RunConfig:
+    try:
+        data = (folder / CONFIG).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{folder / CONFIG} cannot be read: {error.strerror}") from None
+    return configuration.check(configuration.parse_yaml(data, str(folder / CONFIG)))

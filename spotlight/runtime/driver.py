@@ -1,0 +1,213 @@
+"""The verbs of a run, as the loop says them. Each one blocks until it is done, but for `explore`.
+
+The driver holds no decision about work (the coordinator's), about seeds (the planner's) or about learning (the
+trainer's): it calls them in order, passes on what one has for the next, and tells the world.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotlight.core.draft_cost import TrainingBudget
+from spotlight.observe.meter import RunMeter
+from spotlight.observe.metrics import Recorder
+from spotlight.rl import data
+from spotlight.runtime.fleet import Fleet
+from spotlight.runtime.place import Place
+from spotlight.runtime.remote import get
+
+COLLECT_S = 1.0
+FIRST_BUDGET_S = 60.0  # before the first training has been timed
+SEEDS_PER_ITERATION = 65_536
+Emit = Callable[[Mapping[str, Any]], None]
+Groups = list[tuple[int, list[int]]]  # (row, seeds) of every group
+
+
+@dataclass(slots=True)
+class Driver:
+    """Everything the loop talks to."""
+
+    place: Place
+    coordinator: Any
+    trainer: Any
+    fleet: Fleet
+    meter: RunMeter
+    recorder: Recorder
+    emit: Emit
+    prompts: list[data.Prompt]
+    version: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    _budget: TrainingBudget = field(default_factory=lambda: TrainingBudget(quantile=0.9))
+    _collected: int = 0
+    _numbers: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, iteration: int) -> None:
+        """A new iteration: its numbers start empty."""
+        self._numbers = {"weights_version": float(self.version)}
+        self.fleet.iteration_began(iteration)
+
+    def rows(self, iteration: int) -> list[int]:
+        """The prompts of an iteration; a function of the run's seed, so those of the next are known."""
+        config = self.place.config
+        chosen = data.batch(
+            self.prompts, iteration, config.data.prompts_per_iteration, config.seed, config.data.shuffle
+        )
+        return [prompt.row for prompt in chosen]
+
+    def explore(self, iteration: int) -> bool:
+        """From now on idle spot workers draft for `iteration`, until `choose`. False: there is no drafting."""
+        config = self.place.config
+        budget_s = self._budget.seconds()
+        return bool(
+            self._call(
+                "open_drafts",
+                {
+                    "iteration": iteration,
+                    "rows": self.rows(iteration),
+                    "first_seed": iteration * SEEDS_PER_ITERATION,
+                    "k": config.data.group_size,
+                    "budget_s": FIRST_BUDGET_S if budget_s is None else budget_s,
+                },
+            )
+        )
+
+    def choose(self, iteration: int) -> Groups:
+        """End drafting; the seeds to regenerate for `iteration`. With a fixed number of drafts, wait for them."""
+        began = time.monotonic()
+        if self.place.config.explore.fixed_drafts:
+            while not self._collect()["drafts_complete"]:
+                pass
+        plan = self._call("close_drafts")
+        self._numbers["explore_s"] = time.monotonic() - began
+        stats = plan["stats"]
+        self._numbers["drafts"] = float(stats["slots_used"])
+        self._numbers["variance_gain"] = (
+            stats["kept_variance"] / stats["random_variance"] if stats["random_variance"] else 1.0
+        )
+        return [(group["row"], list(group["seeds"])) for group in plan["groups"]]
+
+    def roll_out(self, iteration: int, groups: Groups) -> list[dict[str, Any]]:
+        """Make all finals, on every GPU there is. Returns the outcomes committed, one per sample."""
+        began = self._phase("roll_out", iteration)
+        steps = self.place.config.sampler.steps
+        key = f"final/{steps}/{self.place.config.model.height}x{self.place.config.model.width}"
+        wanted = {f"final/it{iteration}/row{row}/s{seed}" for row, seeds in groups for seed in seeds}
+        requests = [
+            {"kind": "final", "sample": name.removeprefix("final/"), "batch_key": key, "num_steps": steps}
+            for name in sorted(wanted)
+        ]
+        self._call("submit", requests)
+        helping = self.trainer.roll_out.remote()
+        outcomes: list[dict[str, Any]] = []
+        while wanted:
+            for item in self._collect()["items"]:
+                if item["request"] in wanted:
+                    wanted.discard(item["request"])
+                    if item["fate"] == "committed":
+                        outcomes.append(item["outcome"])
+                    else:
+                        self.emit({"kind": "warning", "text": f"{item['request']}: {item['reason']}"})
+        get(self.trainer.end_roll_out.remote())
+        get(helping)
+        wall_s = self._done("roll_out", iteration, began)
+        self._numbers["images_per_s"] = len(outcomes) / max(wall_s, 1e-9)
+        self._learn_rank()
+        return outcomes
+
+    def train(self, iteration: int, outcomes: Sequence[Mapping[str, Any]]) -> None:
+        """Optimiser steps on the outcomes; spot workers draft meanwhile."""
+        began = self._phase("train", iteration)
+        self._numbers |= get(self.trainer.train.remote(iteration, list(outcomes)))
+        self._done("train", iteration, began)
+        self.trainer.discard.remote(iteration)
+
+    def publish(self) -> None:
+        """The trained weights become the next version."""
+        began = self._phase("publish", self.version)
+        self.version += 1
+        self._publish(self.version)
+        self._done("publish", self.version - 1, began)
+
+    def publish_first(self, version: int) -> None:
+        """The weights that the run starts or goes on from; then the trainer can serve too."""
+        self.version = version
+        self._publish(version)
+        get(self.trainer.join.remote())
+
+    def evaluate(self, iteration: int) -> None:
+        """Held-out score after `iteration` iterations."""
+        began = self._phase("eval", iteration)
+        result = get(self.trainer.evaluate.remote(iteration))
+        self._done("eval", iteration, began)
+        self.scores[iteration] = result["score"]
+        self.emit(
+            {"kind": "eval", "iteration": iteration, "score": result["score"], "exact": result["exact"]}
+        )
+        self.emit({"kind": "grid", "iteration": iteration, "path": result["grid"]})
+        self.recorder.record(
+            "eval", iteration, {"score": result["score"], "exact": result["exact"]}, time.time()
+        )
+
+    def release_spot(self) -> None:
+        """Nothing is left for the spot nodes to do: give them back before they cost more."""
+        self.fleet.release()
+
+    def checkpoint(self, iteration: int, groups: Groups | None) -> None:
+        """All that is needed to go on with `iteration`, the seeds chosen for it included."""
+        meta = {"version": self.version, "groups": groups, "scores": self.scores}
+        path = get(self.trainer.save.remote(iteration, meta))
+        self.emit({"kind": "checkpoint", "iteration": iteration, "path": f"checkpoints/{path}"})
+
+    def report(self, iteration: int, wall_s: float) -> None:
+        """An iteration is over: its numbers to all who keep them."""
+        self.meter.catch_up()
+        window = self.meter.windows[-1] if self.meter.windows else None
+        if window is not None and window.iteration == iteration and window.busy_share is not None:
+            self._numbers["spot_busy_share"] = window.busy_share
+        free_s = sum(self._numbers.get(f"{phase}_s", 0.0) for phase in ("train", "eval"))
+        self._budget.observe(free_s)
+        numbers = {**self._numbers, "wall_s": wall_s, "preemptions": float(self.meter.preemptions)}
+        self.emit({"kind": "iteration", "iteration": iteration, **numbers})
+        self.recorder.record("iteration", iteration, numbers, time.time())
+
+    # ------------------------------------------------------------------------------------ inside
+
+    def _publish(self, version: int) -> None:
+        stored = get(self.trainer.publish.remote(version))
+        self._call("publish", *stored)
+
+    def _learn_rank(self) -> None:
+        """The finals are in: what the planner learned from them about its drafts."""
+        report = self._call("draft_report")
+        if report is not None:
+            self._numbers["rho"] = report["rho"]["mean"]
+            if report["note"]:
+                self.emit({"kind": "warning", "text": report["note"]})
+
+    def _collect(self) -> dict[str, Any]:
+        reply: dict[str, Any] = self._call("collect", self._collected, COLLECT_S)
+        self._collected = reply["next"]
+        return reply
+
+    def _phase(self, phase: str, iteration: int) -> float:
+        began = time.monotonic()
+        self.emit({"kind": "phase", "iteration": iteration, "phase": phase})
+        self._note(phase, iteration, "begin", began)
+        return began
+
+    def _done(self, phase: str, iteration: int, began: float) -> float:
+        now = time.monotonic()
+        self._note(phase, iteration, "end", now)
+        self._numbers[f"{phase}_s"] = self._numbers.get(f"{phase}_s", 0.0) + now - began
+        return now - began
+
+    def _note(self, phase: str, iteration: int, state: str, now: float) -> None:
+        self._call(
+            "note", {"type": "phase", "phase": phase, "iteration": iteration, "state": state, "now": now}
+        )
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return get(getattr(self.coordinator, method).remote(*arguments), 60.0)

@@ -1,0 +1,227 @@
+"""The spot nodes of a local run: wished for, watched, staffed with an explorer, taken by a trace, brought back.
+
+One thread looks at what the provider and Ray say and does the next thing for each node:
+
+    launched -> in Ray: explorer starts -> ready -> lost (told to the coordinator) -> launched again after a while
+
+Nothing here decides what happens to work; that is the coordinator's business, which hears of losses from here,
+from its own heartbeats, or from both.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from spotlight.errors import SpotlightError
+from spotlight.provision.base import NodeSpec, NodeState, Role, spot_names
+from spotlight.provision.local import LocalProvider
+from spotlight.runtime import notices
+from spotlight.runtime.explorer import Explorer
+from spotlight.runtime.preempt import Preemption
+from spotlight.runtime.session import Session
+
+LOOK_S = 0.1
+MAX_EXPLORER_DEATHS = 3  # on one machine, before it is left alone
+
+Emit = Callable[[Mapping[str, Any]], None]
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One wished-for node, through all its lives."""
+
+    spec: NodeSpec
+    instance: str = ""
+    node_id: str = ""
+    explorer: Any = None
+    preparing: Any = None
+    running: Any = None
+    deaths: int = 0
+    lives: int = 0
+    lost_at: float | None = None
+    past_ids: set[str] = field(default_factory=set)
+
+
+class Fleet:
+    """Keeps `num_spot` nodes alive, each with one explorer."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        num_spot: int,
+        told: Mapping[str, Any],
+        coordinator: Any,
+        respawn_s: float,
+        preemptions: Sequence[Preemption],
+        emit: Emit,
+    ) -> None:
+        self._session = session
+        self._provider: LocalProvider = session.provider
+        self._told = told
+        self._coordinator = coordinator
+        self._respawn_s = respawn_s
+        self._emit = emit
+        self._notice_dir = Path(told["root"]) / "notices"
+        self._seats = {name: _Seat(NodeSpec(name=name, role=Role.SPOT)) for name in spot_names(num_spot)}
+        self._preemptions = list(preemptions)
+        self._due: list[tuple[float, Preemption]] = []
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True, name="fleet")
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Ask for all nodes at once and return; they come when they come."""
+        for seat in self._seats.values():
+            self._launch(seat)
+        self._thread.start()
+
+    def iteration_began(self, iteration: int) -> None:
+        """The clock of the preemption trace."""
+        now = time.monotonic()
+        with self._lock:
+            for item in [p for p in self._preemptions if p.iteration == iteration]:
+                self._preemptions.remove(item)
+                end = now + item.after_s
+                if item.notice_s:
+                    self._due.append((max(end - abs(item.notice_s), now), item))
+                if not item.false_alarm:
+                    self._due.append((end, Preemption(item.iteration, item.after_s, item.node, 0.0)))
+
+    def release(self) -> None:
+        """Give all nodes back: they are no longer needed."""
+        self.close()
+        for name in self._seats:
+            self._coordinator.node_lost.remote(name, "released", False)
+            self._provider.terminate(name)
+
+    def close(self) -> None:
+        """Stop looking. The nodes themselves end with the session."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    # ------------------------------------------------------------------------------------ the one thread
+
+    def _look(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                self._carry_out_trace()
+                self._see_losses()
+                self._relaunch()
+                self._staff()
+                self._see_explorers()
+            except (ray.exceptions.RayError, RuntimeError, OSError) as error:
+                if not self._closing.is_set():
+                    log.warning("looking after the nodes: %s", str(error)[:300])
+
+    def _carry_out_trace(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            due = sorted((item for item in self._due if item[0] <= now), key=lambda item: item[0])
+            self._due = [item for item in self._due if item[0] > now]
+        for _, item in due:
+            if item.notice_s:
+                notices.announce(self._notice_file(item.node), abs(item.notice_s))
+                self._tell(item.node, "notice", f"to be taken in {abs(item.notice_s):g} s")
+            else:
+                self._provider.kill(item.node)
+
+    def _see_losses(self) -> None:
+        for info in self._provider.list():
+            seat = self._seats.get(info.name)
+            if seat is None or info.state is not NodeState.GONE or seat.lost_at is not None:
+                continue
+            seat.lost_at = time.monotonic()
+            seat.past_ids.add(seat.node_id)
+            seat.explorer = seat.preparing = seat.running = None
+            self._notice_file(info.name).unlink(missing_ok=True)
+            self._coordinator.node_lost.remote(info.name, info.reason)
+            self._tell(info.name, "lost", info.reason)
+
+    def _relaunch(self) -> None:
+        for seat in self._seats.values():
+            if seat.lost_at is not None and time.monotonic() - seat.lost_at >= self._respawn_s:
+                self._launch(seat)
+
+    def _launch(self, seat: _Seat) -> None:
+        seat.lost_at, seat.node_id, seat.deaths = None, "", 0
+        seat.lives += 1
+        self._provider.launch(seat.spec)
+        self._tell(seat.spec.name, "joining", "relaunched" if seat.lives > 1 else "launched")
+
+    def _staff(self) -> None:
+        waiting = [s for s in self._seats.values() if s.lost_at is None and s.explorer is None]
+        if not waiting:
+            return
+        ids = self._session.node_ids()
+        for seat in waiting:
+            fresh = [i for i, name in ids.items() if name == seat.spec.name and i not in seat.past_ids]
+            if fresh and seat.deaths < MAX_EXPLORER_DEATHS:
+                seat.node_id = fresh[-1]
+                self._start_explorer(seat)
+
+    def _start_explorer(self, seat: _Seat) -> None:
+        name = seat.spec.name
+        actor = ray.remote(Explorer).options(**self._session.on(seat.node_id))
+        seat.explorer = actor.remote(self._told, self._coordinator, name, str(self._notice_file(name)))
+        seat.preparing = seat.explorer.prepare.remote()
+        seat.running = seat.explorer.run.remote()
+
+    def _see_explorers(self) -> None:
+        for seat in self._seats.values():
+            if seat.preparing is not None and _ended(seat.preparing):
+                if not self._failed(seat, seat.preparing):
+                    self._tell(seat.spec.name, "ready" if seat.lives == 1 else "back", "explorer ready")
+                seat.preparing = None
+            elif seat.running is not None and seat.preparing is None and _ended(seat.running):
+                self._failed(seat, seat.running)
+                seat.running = None
+
+    def _failed(self, seat: _Seat, reference: Any) -> bool:
+        """Whether the explorer ended badly on a node that lives; if so it is replaced, but not for ever."""
+        try:
+            ray.get(reference)
+            return False
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            reason = (
+                cause.message if isinstance(cause, SpotlightError) else f"{type(cause).__name__}: {cause}"
+            )
+        except ray.exceptions.RayActorError:
+            reason = "its process ended"
+        if seat.lost_at is None and not self._closing.is_set():
+            seat.deaths += 1
+            seat.explorer = seat.running = None
+            more = "" if seat.deaths < MAX_EXPLORER_DEATHS else "; the node is left alone"
+            self._emit({"kind": "warning", "text": f"explorer on {seat.spec.name}: {reason[:300]}{more}"})
+        return True
+
+    def _tell(self, node: str, state: str, why: str) -> None:
+        self._emit(
+            {
+                "kind": "node",
+                "node": node,
+                "state": state,
+                "why": why,
+                "role": "explorer",
+                "price_class": "spot",
+            }
+        )
+
+    def _notice_file(self, node: str) -> Path:
+        return self._notice_dir / f"{node}.json"
+
+
+def _ended(reference: Any) -> bool:
+    done, _ = ray.wait([reference], timeout=0)
+    return bool(done)

@@ -1,0 +1,235 @@
+"""A whole run on this machine, from an empty folder to a summary. What is started here is ended here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from spotlight.config import RunConfig
+from spotlight.errors import Interrupted, NotFoundError, SpotlightError
+from spotlight.observe.meter import RunMeter
+from spotlight.observe.metrics import open_recorder
+from spotlight.observe.progress import ProgressLog
+from spotlight.rl import data
+from spotlight.runtime import loop
+from spotlight.runtime.coordinator import start_coordinator
+from spotlight.runtime.driver import Driver, Emit
+from spotlight.runtime.fleet import Fleet
+from spotlight.runtime.place import Place
+from spotlight.runtime.preempt import Preemption
+from spotlight.runtime.remote import get
+from spotlight.runtime.session import HEAD, Session
+from spotlight.runtime.trainer import TrainerActor
+
+JOURNAL = "journal"
+SUMMARY = "summary.json"
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    preemptions: Sequence[Preemption] = (),
+    resume: bool = False,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Train in `folder`, which exists and holds the resolved config. Returns what `summary.json` says.
+
+    Raises a SpotlightError; whatever happens, no process of the run is left.
+    """
+    tell = ProgressLog(folder, on_event)
+    began = time.time()
+    try:
+        with _interruptible():
+            return _run(config, folder, preemptions, resume, tell, began)
+    except KeyboardInterrupt:
+        error: SpotlightError = Interrupted(
+            "interrupted", hint=f"spotlight train --resume --name {folder.name}"
+        )
+    except SpotlightError as known:
+        error = known
+    finally:
+        tell.close()
+    tell({"kind": "run_failed", "code": error.code, "message": error.message, "hint": error.hint})
+    raise error
+
+
+def _run(
+    config: RunConfig,
+    folder: Path,
+    preemptions: Sequence[Preemption],
+    resume: bool,
+    tell: Emit,
+    began: float,
+) -> dict[str, Any]:
+    tell({"kind": "run_started", "run": folder.name, "iterations": config.iterations, **_facts(config)})
+    session = Session(folder)
+    recorder = open_recorder(folder, run=folder.name, config=config.model_dump(mode="json"))
+    fleet: Fleet | None = None
+    try:
+        session.start()
+        tell(
+            {
+                "kind": "node",
+                "node": HEAD.name,
+                "state": "joining",
+                "role": "trainer",
+                "price_class": "on_demand",
+            }
+        )
+        place = Place(config, str(folder))
+        head = session.on(session.head_id())
+        coordinator = start_coordinator(
+            folder / JOURNAL,
+            policy=_policy(config),
+            planner=_planner(config),
+            tick_s=min(0.1, config.cluster.dead_after_s / 10),
+            **head,
+        )
+        fleet = Fleet(
+            session,
+            num_spot=config.cluster.spot,
+            told=place.tell(),
+            coordinator=coordinator,
+            respawn_s=config.cluster.respawn_s,
+            preemptions=preemptions,
+            emit=tell,
+        )
+        fleet.start()
+        trainer = ray.remote(TrainerActor).options(max_concurrency=2, **head)
+        trainer = trainer.remote(place.tell(), coordinator, HEAD.name)
+        get(trainer.check.remote())
+        tell(
+            {
+                "kind": "node",
+                "node": HEAD.name,
+                "state": "ready",
+                "role": "trainer",
+                "price_class": "on_demand",
+            }
+        )
+        driver = Driver(
+            place=place,
+            coordinator=coordinator,
+            trainer=trainer,
+            fleet=fleet,
+            meter=RunMeter(folder / JOURNAL),
+            recorder=recorder,
+            emit=tell,
+            prompts=data.load(config.data.train),
+        )
+        first, groups = _beginning(driver, resume)
+        loop.train(driver, first=first, groups=groups)
+        get(trainer.export.remote())
+        get(coordinator.stop.remote("finished"))
+        summary = _summary(driver, began)
+        _write(folder / SUMMARY, summary)
+        tell({"kind": "run_finished", "summary": summary})
+        return summary
+    finally:
+        if fleet is not None:
+            fleet.close()
+        session.close()
+        recorder.close()
+
+
+def _beginning(driver: Driver, resume: bool) -> tuple[int, Any]:
+    """Publish what the run starts from: (first iteration, seeds chosen for it or None)."""
+    found = get(driver.trainer.restore.remote()) if resume else None
+    if found is None:
+        if resume and any((driver.place.folder / "weights").glob("v*")):
+            get(driver.trainer.rewind.remote(0))
+        driver.publish_first(0)
+        return 0, None
+    for skipped in found["skipped"]:
+        driver.emit({"kind": "warning", "text": f"checkpoint passed over: {skipped}"})
+    get(driver.trainer.rewind.remote(found["version"]))
+    driver.scores.update({int(k): v for k, v in found["scores"].items()})
+    driver.publish_first(found["version"])
+    groups = found["groups"]
+    return found["iteration"], None if groups is None else [(row, seeds) for row, seeds in groups]
+
+
+def _policy(config: RunConfig) -> dict[str, Any]:
+    cluster = config.cluster
+    return {"dead_after_s": cluster.dead_after_s, "max_draft_lag": cluster.max_draft_lag}
+
+
+def _planner(config: RunConfig) -> dict[str, Any]:
+    explore, model = config.explore, config.model
+    steps = explore.draft_steps or (config.sampler.steps,)
+    return {
+        "policy": explore.policy if config.cluster.spot else "none",
+        "seed": config.seed,
+        "value": explore.phi,
+        "max_drafts": explore.max_drafts,
+        "drafts_per_prompt": (explore.fixed_drafts or None) if config.cluster.spot else None,
+        "control_share": explore.control_share,
+        "settings": [[count, model.height, model.width] for count in steps],
+    }
+
+
+def _facts(config: RunConfig) -> dict[str, Any]:
+    return {
+        "algorithm": config.algorithm.kind,
+        "model": config.model.kind,
+        "spot": config.cluster.spot,
+        "exploration": config.explore.policy if config.cluster.spot else "off: no spot nodes",
+    }
+
+
+def _summary(driver: Driver, began: float) -> dict[str, Any]:
+    meter, scores = driver.meter, driver.scores
+    meter.catch_up()
+    return {
+        "run": driver.place.folder.name,
+        "score_base": scores.get(0),
+        "score_final": scores[max(scores)] if scores else None,
+        "scores": {str(iteration): score for iteration, score in sorted(scores.items())},
+        "iterations": driver.place.config.iterations,
+        "drafts": meter.drafts,
+        "drafts_in_training": meter.drafts_in_training,
+        "spot_busy_share": meter.spot_busy_share,
+        "preemptions": meter.preemptions,
+        "samples_moved": meter.samples_moved,
+        "samples_lost": meter.samples_lost,
+        "usd_estimate": None,
+        "wall_s": time.time() - began,
+    }
+
+
+def _write(path: Path, summary: Mapping[str, Any]) -> None:
+    draft = path.with_suffix(".partial")
+    draft.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """The first Ctrl-C ends the run in order; further ones must not break the tidying up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def once(number: int, frame: Any) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, once)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
