@@ -240,7 +240,7 @@ def decode(raw: Mapping[str, Any]) -> Record:
 
 
 @cache
-def _converters(cls: type[Record]) -> dict[str, Any]:
+def _converters(cls: Any) -> dict[str, Any]:
     by_type = {
         "float": utc_seconds, "float | None": float, "int": _count, "Decimal": amount, "bool": bool,
         "str": _text,

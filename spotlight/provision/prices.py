@@ -26,9 +26,8 @@ from spotlight.core.billing import BillingRule
 from spotlight.core.cost import Market, PricePoint, amount
 from spotlight.errors import DataError
 
-_FLOOR = Decimal(
-    "0.1"
-)  # some clouds list exactly a tenth of the on-demand price where there is no spot market
+_FLOOR = Decimal("0.1")  # catalogs list just a tenth of the on-demand price where there is no spot market
+_DEEPEST = Decimal("0.09")  # no cloud claims a discount beyond 91 %
 _MAX_OFF_MEDIAN = 2
 _MIN_QUOTES_FOR_MEDIAN = 3
 
@@ -89,9 +88,9 @@ class PriceBook:
 def screen(quotes: Iterable[Quote]) -> list[Quote]:
     """Mark the quotes that cannot be true; those marked already stay marked.
 
-    Rules: not above 0; spot at or above the on-demand price; spot at exactly a tenth of it (no market there);
-    more than twice or less than half the median of the same machine. On-demand prices enter the median once a
-    region, since catalogs repeat them for every zone.
+    Rules: not above 0; spot at or above the on-demand price, at exactly a tenth of it (no market there) or
+    deeper than any discount; more than twice or less than half the median of the same machine. On-demand
+    prices enter the median once a region, since catalogs repeat them for every zone.
     """
     quotes = list(quotes)
     on_demand = {
@@ -118,6 +117,8 @@ def _problem(
             return f"spot is not below the on-demand price of ${full}"
         if abs(usd - full * _FLOOR) <= Decimal("0.0001"):
             return f"exactly a tenth of the on-demand price of ${full}: no market"
+        if usd < full * _DEEPEST:
+            return f"below {_DEEPEST:.0%} of the on-demand price of ${full}"
     middle = medians.get((market.cloud, market.instance_type, market.price_class))
     if middle and not middle / _MAX_OFF_MEDIAN <= usd <= middle * _MAX_OFF_MEDIAN:
         return f"more than {_MAX_OFF_MEDIAN}x off the median of ${middle}"
