@@ -16,6 +16,7 @@ import numpy as np
 
 EPSILON = 1e-4
 EQUAL = 1e-8  # rewards closer than this are equal to rounding
+LARGEST = float(np.finfo(np.float32).max)  # training is in fp32: what lies beyond is not finite there
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def advantages(
     if len(groups) != len(rewards):
         raise ValueError(f"{len(groups)} groups but {len(rewards)} rewards")
     clean = np.array([_number(reward) for reward in rewards], dtype=np.float64)
-    finite = np.isfinite(clean)
+    finite = np.abs(clean) <= LARGEST  # False for NaN
     rows = np.asarray(groups)
     batch_std = float(clean[finite].std()) if finite.any() else math.nan
     values: list[float | None] = [None] * len(clean)

@@ -83,7 +83,10 @@ def _compare(
 ) -> None:
     fresh.transformer.eval()
     base = _probe(fresh, shape, prompt)
-    load_export(fresh, folder)
+    try:
+        load_export(fresh, folder)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise IntegrityError(f"the export in {folder} cannot be loaded: {str(error)[:300]}") from error
     loaded = _probe(fresh, shape, prompt)
     scale = expected.abs().mean().clamp(min=1e-12)
     error = float((loaded - expected).abs().max() / scale)

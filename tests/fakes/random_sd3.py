@@ -44,10 +44,11 @@ class RandomSD3:
                 pooled_projection_dim=32,
                 pos_embed_max_size=8,
                 qk_norm="rms_norm",
-            ).to(dtype)
+            )
             for parameter in self.transformer.parameters():
                 if parameter.dim() > 1 or not parameter.any():
                     torch.nn.init.normal_(parameter, std=0.05)
+            self.transformer = self.transformer if dtype == torch.float32 else self.transformer.to(dtype)
             self._letters = torch.randn(256, 32)
             self._pool = torch.randn(4 * 32, 32) / 8
 
