@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from spotlight.errors import DataError
@@ -225,7 +224,7 @@ def decode(raw: Mapping[str, Any]) -> Record:
             f"unknown node record {str(raw.get('kind'))[:40]!r}", hint="one of " + ", ".join(_KINDS)
         )
     values: dict[str, Any] = {}
-    for name, convert in _converters(cls).items():
+    for name, convert in _CONVERTERS[cls].items():
         if name in raw:
             try:
                 values[name] = convert(raw[name])
@@ -239,8 +238,7 @@ def decode(raw: Mapping[str, Any]) -> Record:
         raise DataError(f"node record {cls.kind!r}: {str(error).split(') ')[-1]}") from None
 
 
-@cache
-def _converters(cls: Any) -> dict[str, Any]:
+def _converters(cls: type[Record]) -> dict[str, Any]:
     by_type = {
         "float": utc_seconds, "float | None": float, "int": _count, "Decimal": amount, "bool": bool,
         "str": _text,
@@ -292,3 +290,6 @@ def _choice(name: str) -> Any:
         return str(value)
 
     return convert
+
+
+_CONVERTERS = {cls: _converters(cls) for cls in _KINDS.values()}

@@ -29,6 +29,7 @@ from spotlight.core.cost import (
     Record,
     decode,
 )
+from spotlight.core.work import WorkReader
 
 
 class NodeKey(NamedTuple):
@@ -84,14 +85,16 @@ class Ledger:
 
 
 def ledger_from_records(records: Iterable[Mapping[str, Any]]) -> Ledger:
-    """Read a journal in one pass; records that are not of type "node" are passed over.
+    """Read a journal in one pass: records of type "node", and the work that the scheduler's records tell of.
 
-    The same record twice changes nothing. Raises DataError for a node record that cannot be read.
+    A node record twice changes nothing. Raises DataError for one that cannot be read.
     """
-    reader = LedgerReader()
+    reader, work = LedgerReader(), WorkReader()
     for raw in records:
         if raw.get("type") == "node":
             reader.add(decode(raw))
+        for record in work.add(raw):
+            reader.add(record)
     return reader.ledger()
 
 

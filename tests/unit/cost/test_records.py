@@ -52,9 +52,7 @@ def test_impossible_records_are_refused_by_field(record, said):
 
 
 def test_other_records_and_unknown_keys_pass_by():
-    ledger = ledger_from_records(
-        [{"type": "iteration"}, {"type": "on", "kind": "price"}, {**PRICE, "usd_per_h": "1", "seq": 9}]
-    )
+    ledger = ledger_from_records([{"type": "iteration"}, {**PRICE, "usd_per_h": "1", "seq": 9}])
     assert ledger.intervals == ()
     assert len(ledger.prices) == 1
 
