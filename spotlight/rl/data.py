@@ -61,7 +61,7 @@ def load(source: str) -> list[Prompt]:
         raise DataError(f"{path}: unknown kind of prompt file", hint=f"known: {', '.join(_READERS)}")
     try:
         prompts = [
-            Prompt(row, _checked(text, f"{path}:{line}"), metadata)
+            Prompt(row, _checked(text, f"{path}:{line}"), _checked_metadata(metadata, f"{path}:{line}"))
             for row, (line, text, metadata) in enumerate(reader(path))
         ]
     except OSError as error:
@@ -129,6 +129,15 @@ def _checked(text: Any, where: str) -> str:
     return text
 
 
+def _checked_metadata(metadata: dict[str, Any], where: str) -> dict[str, Any]:
+    """Metadata travels as JSON, which has no NaN, no infinity, no bytes and no dates."""
+    try:
+        json.dumps(metadata, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: metadata that is no JSON ({str(error)[:100]})") from None
+    return metadata
+
+
 def _read_txt(path: Path) -> Iterator[Record]:
     for line, text in _lines(path):
         yield line, text, {}
@@ -138,7 +147,7 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
     for line, text in _lines(path):
         where = f"{path}:{line}"
         try:
-            record = json.loads(text, parse_constant=_refuse_constant)
+            record = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error})") from None
         if not isinstance(record, dict):
@@ -187,10 +196,6 @@ def _take_prompt(record: dict[str, Any], where: str) -> Any:
             hint=f"rename {near[0]!r} to 'prompt'" if near else None,
         )
     return record.pop("prompt")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

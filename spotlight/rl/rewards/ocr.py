@@ -33,8 +33,9 @@ MIN_PROBABILITY = 1e-6  # keeps the score graded, and finite for a character tha
 
 def normalise(text: str) -> str:
     """NFKC, case folded, without white space and format characters (zero-width, direction marks)."""
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return "".join(c for c in folded if not c.isspace() and unicodedata.category(c) != "Cf")
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    kept = "".join(c for c in folded if not c.isspace() and unicodedata.category(c) != "Cf")
+    return unicodedata.normalize("NFKC", kept)  # what is left may compose anew
 
 
 def target_of(prompt: str, metadata: Metadata) -> str | None:

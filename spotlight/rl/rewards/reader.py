@@ -64,12 +64,18 @@ class Reader:
             yield from self._session.run(None, {self._input: padded})[0][: len(chunk)]
 
     def _read_page(self, image: Tensor) -> Floats:
-        lines = [_to_line(crop[None]) for crop in self._crops(image)]
-        read = [next(self._recognise(line)) for line in lines]
+        read = [self._read_upright(crop) for crop in self._crops(image)]
         return np.concatenate(read) if read else np.zeros((0, len(self.characters)), np.float32)
 
+    def _read_upright(self, crop: Tensor) -> Floats:
+        """A crop (3, h, w) as it is; one that stands is turned both ways, and the surer reading counts."""
+        stands = crop.shape[1] >= 1.5 * crop.shape[2]
+        turned = [crop.rot90(quarter, (1, 2)) for quarter in (1, -1)] if stands else [crop]
+        readings = [next(self._recognise(_to_line(line[None]))) for line in turned]
+        return max(readings, key=_certainty)
+
     def _crops(self, image: Tensor) -> Iterator[Tensor]:
-        """Upright text lines of (3, H, W), top to bottom and left to right."""
+        """Text lines (3, h, w) of (3, H, W) in [0, 1], top to bottom and left to right."""
         import cv2
 
         page = np.ascontiguousarray((image.flip(0).permute(1, 2, 0) * 255).round().byte().numpy())
@@ -81,9 +87,7 @@ class Reader:
             flat = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
             transform = cv2.getPerspectiveTransform(corners.astype(np.float32), flat)
             crop = cv2.warpPerspective(page, transform, (width, height), borderMode=cv2.BORDER_REPLICATE)
-            if height >= 1.5 * width:  # a column of text, or a line that stands upright
-                crop = np.rot90(crop)
-            yield torch.from_numpy(crop.copy()).permute(2, 0, 1).flip(0).float() / 255
+            yield torch.from_numpy(crop).permute(2, 0, 1).flip(0).float() / 255
 
     def _detect(self, page: npt.NDArray[np.uint8]) -> Any:
         """Quadrilaterals (N, 4, 2) in pixels of a BGR page (H, W, 3)."""
@@ -98,6 +102,12 @@ class Reader:
 def shared_reader() -> Reader:
     """One reader per process."""
     return Reader()
+
+
+def _certainty(probabilities: Floats) -> float:
+    """Mean probability of the best class where that is a character; 0 for a line without any."""
+    read = probabilities.argmax(axis=1) > 0
+    return float(probabilities[read].max(axis=1).mean()) if read.any() else 0.0
 
 
 def _to_line(images: Tensor) -> Tensor:

@@ -84,7 +84,8 @@ def test_equal_prompts_stay_different_rows(tmp_path: Path) -> None:
         ("p.txt", "one\ntwo".encode("utf-16-le"), r"p\.txt:1: NUL"),
         ("p.jsonl", '{"prompt": "a"}\n[1, 2]\n', r"p\.jsonl:2: .*not list"),
         ("p.jsonl", '{"prompt": "a"}\n\nnot json', r"p\.jsonl:3: not JSON"),
-        ("p.jsonl", '{"prompt": "a", "x": NaN}', r"p\.jsonl:1: not JSON"),
+        ("p.jsonl", '{"prompt": "a", "x": NaN}', r"p\.jsonl:1: metadata that is no JSON"),
+        ("p.jsonl", '{"prompt": "a", "x": 1e999}', r"p\.jsonl:1: metadata that is no JSON"),
         ("p.jsonl", '{"promt": "a"}', r"p\.jsonl:1: no `prompt`; there is promt"),
         ("p.jsonl", "{}", r"p\.jsonl:1: no `prompt`"),
         ("p.jsonl", '{"prompt": 7}', r"p\.jsonl:1: .*not a text but int"),
@@ -140,6 +141,14 @@ def test_parquet_leaves_bytes_behind(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "p.parquet")
     prompts = data.load(str(tmp_path / "p.parquet"))
     assert [(p.text, p.metadata) for p in prompts] == [("a", {"tags": ["x"]}), ("b", {"tags": []})]
+
+
+def test_parquet_metadata_that_json_does_not_have_is_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"prompt": ["a", "b"], "score": [1.0, float("nan")]}), tmp_path / "p.parquet")
+    with pytest.raises(DataError, match=r"p\.parquet:2: metadata that is no JSON"):
+        data.load(str(tmp_path / "p.parquet"))
 
 
 def rows(count: int) -> list[data.Prompt]:

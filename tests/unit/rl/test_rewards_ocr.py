@@ -224,6 +224,12 @@ def test_a_large_picture_is_searched_for_its_lines() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("angle", [90, -90])
+def test_a_line_that_stands_is_read_either_way(angle: float) -> None:
+    assert score("ocr", [drawn("OPEN LATE", 384, 384, size=48, angle=angle)], ["OPEN LATE"]) == [1.0]
+
+
+@pytest.mark.slow
 def test_the_target_repeated_among_junk_does_not_pay() -> None:
     junk = drawn("SALE\nSALE SALE\nSALE", 256, 384, size=44)
     (value,) = score("ocr", [junk], ["SALE"])
