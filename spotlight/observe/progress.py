@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spotlight.observe import jsonl
+from spotlight.observe import jsonl, words
 from spotlight.observe.redact import Redactor
 
 FILE_NAME = "progress.jsonl"
@@ -134,12 +134,9 @@ def _phase(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
 
 def _iteration(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
     state.iteration = _count(event.get("iteration"), state.iteration)
-    # The integrator may nest the numbers under `metrics`; both forms are one.
-    nested = event.get("metrics")
-    values = {**event, **nested} if isinstance(nested, Mapping) else dict(event)
-    state.numbers = {k: v for k, v in values.items() if k not in ("kind", "at_s", "metrics")}
+    state.numbers = {key: value for key, value in event.items() if key not in ("kind", "at_s")}
     state.numbers_s = at_s
-    reward = _number(values.get("reward_mean"))
+    reward = _number(event.get("reward_mean"))
     if reward is not None:
         state.rewards.append((state.iteration, reward))
 
@@ -228,9 +225,7 @@ def fold(source: Iterable[Mapping[str, Any]]) -> Progress:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if value == value and abs(value) != float("inf") else None
+    return float(value) if words.is_number(value) else None
 
 
 def _count(value: Any, otherwise: int) -> int:

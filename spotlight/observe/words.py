@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,13 @@ def clean(value: Any, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value from a log is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max  # false for NaN and infinity too
+
+
 def describe(event: Mapping[str, Any]) -> str | None:
     """One event as a sentence; None when a person need not hear of it (a phase)."""
     writer = _WRITERS.get(str(event.get("kind")))
@@ -55,10 +63,8 @@ def _node(event: Mapping[str, Any]) -> str:
 
 
 def _iteration(event: Mapping[str, Any]) -> str:
-    nested = event.get("metrics")
-    values = {**event, **nested} if isinstance(nested, Mapping) else event
     parts = [
-        f"{label} {figure(values[key])}{unit}"
+        f"{label} {figure(event[key])}{unit}"
         for key, label, unit in (
             ("reward_mean", "reward", ""),
             ("loss", "loss", ""),
@@ -66,12 +72,12 @@ def _iteration(event: Mapping[str, Any]) -> str:
             ("drafts", "drafts", ""),
             ("wall_s", "wall", " s"),
         )
-        if values.get(key) is not None
+        if event.get(key) is not None
     ]
-    if values.get("spot_busy_share") is not None:
-        parts.append(f"spot busy {share(values['spot_busy_share'])}")
-    if values.get("zero_variance_groups"):
-        parts.append(f"{figure(values['zero_variance_groups'])} groups without variance")
+    if event.get("spot_busy_share") is not None:
+        parts.append(f"spot busy {share(event['spot_busy_share'])}")
+    if event.get("zero_variance_groups"):
+        parts.append(f"{figure(event['zero_variance_groups'])} groups without variance")
     return f"iteration {event.get('iteration', '?')}: {', '.join(parts)}"
 
 
@@ -81,7 +87,8 @@ def _eval(event: Mapping[str, Any]) -> str:
 
 
 def _finished(event: Mapping[str, Any]) -> str:
-    summary = event.get("summary") or {}
+    told = event.get("summary")
+    summary = told if isinstance(told, Mapping) else {}
     return (
         f"run finished: held-out score {figure(summary.get('score_base'))} -> "
         f"{figure(summary.get('score_final'))} in {duration(summary.get('wall_s'))}"
@@ -103,7 +110,7 @@ _WRITERS = {
 
 def figure(value: Any) -> str:
     """A number for a person: integers whole, others to three significant digits; '-' for none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+    if not is_number(value):
         return "-"
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e6):
         return f"{int(value)}"
@@ -112,24 +119,24 @@ def figure(value: Any) -> str:
 
 def score(value: Any) -> str:
     """A score to two places, or '-'."""
-    return f"{value:.2f}" if isinstance(value, (int, float)) and value == value else "-"
+    return f"{value:.2f}" if is_number(value) else "-"
 
 
 def share(value: Any) -> str:
     """A share as per cent, or '-'."""
-    return f"{100 * value:.0f} %" if isinstance(value, (int, float)) and value == value else "-"
+    return f"{100 * value:.0f} %" if is_number(value) else "-"
 
 
 def usd(value: Any) -> str:
     """Dollars; a fraction of a cent is shown as such, never as nothing."""
-    if not isinstance(value, (int, float)) or value != value:
+    if not is_number(value):
         return "-"
     return f"${value:,.2f}" if value == 0 or abs(value) >= 0.1 else f"${value:.4f}"
 
 
 def duration(seconds: Any) -> str:
     """'7.2 s', '2 min 05 s', '3 h 10 min'; '-' for none."""
-    if not isinstance(seconds, (int, float)) or seconds != seconds:
+    if not is_number(seconds):
         return "-"
     seconds = max(0.0, float(seconds))
     if seconds < 60:
@@ -146,7 +153,10 @@ def ago(seconds: float | None) -> str:
 
 def clock(at_s: Any) -> str:
     """Local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(at_s)) if isinstance(at_s, (int, float)) else "--:--:--"
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at_s))
+    except (TypeError, ValueError, OverflowError, OSError):  # not a time, or not one of this calendar
+        return "--:--:--"
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
@@ -164,7 +174,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The end of a run: label and value, in the order a person asks."""
     get = summary.get
     gain = ""
-    if isinstance(get("score_base"), (int, float)) and isinstance(get("score_final"), (int, float)):
+    if is_number(get("score_base")) and is_number(get("score_final")):
         gain = f"  ({summary['score_final'] - summary['score_base']:+.2f})"
     lines = [
         ("held-out score", f"{score(get('score_base'))} → {score(get('score_final'))}{gain}"),
@@ -172,14 +182,14 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("drafts during training", figure(get("drafts"))),
     ]
     busy = get("spot_busy_share")
-    if isinstance(busy, (int, float)):
+    if is_number(busy):
         lines.append(("spot nodes idle", f"{share(1 - busy)} of the training time (busy {share(busy)})"))
     lines += [
         ("preemptions survived", figure(get("preemptions"))),
         ("samples moved / lost", f"{figure(get('samples_moved'))} / {figure(get('samples_lost'))}"),
     ]
-    if isinstance(get("usd_estimate"), (int, float)):
+    if is_number(get("usd_estimate")):
         on_demand = get("usd_on_demand")
-        beside = f", {usd(on_demand)} on demand only" if isinstance(on_demand, (int, float)) else ""
+        beside = f", {usd(on_demand)} on demand only" if is_number(on_demand) else ""
         lines.append(("the same hours on H100s", f"{usd(summary['usd_estimate'])} (estimate{beside})"))
     return lines
