@@ -5,6 +5,7 @@ Nothing here prints. Every function raises a SpotlightError for whatever a user 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 from spotlight import config as configuration
 from spotlight import names
 from spotlight.config import RunConfig
-from spotlight.errors import ConfigError, NotFoundError, UserError
+from spotlight.errors import ConfigError, DataError, NotFoundError, UserError
 
 if TYPE_CHECKING:
     from spotlight.core.history import Verdict
+    from spotlight.observe.bill import RunCost
+    from spotlight.observe.cost_report import By, CostReport
     from spotlight.observe.status import Status
+    from spotlight.provision.prices import PriceBook
 
 CONFIG = "config.yaml"
 OnEvent = Callable[[dict[str, Any]], None]
@@ -91,7 +95,7 @@ def status(run: str | None = None) -> Status:
     """What a run is doing, from its folder; without a name, the newest one."""
     from spotlight.observe import status as model
 
-    folder = _existing(run) if run is not None else model.newest(names.home() / "runs")
+    folder = _existing(run) if run is not None else model.newest(names.home())
     return model.load(folder, time.time())
 
 
@@ -100,6 +104,56 @@ def report(run: str, *, out: Path | None = None) -> Path:
     from spotlight.observe import report as page
 
     return page.write(_existing(run), out)
+
+
+def cost_report(
+    run: str | None = None,
+    *,
+    all_runs: bool = False,
+    since_s: float = -math.inf,
+    by: By = "price-class",
+    target: float | None = None,
+    live: bool = False,
+) -> CostReport:
+    """What a run cost (without a name, the newest; or all runs), from its journal alone.
+
+    `since_s` (UTC seconds) leaves out what was before; `target` asks for the cost up to that held-out score;
+    `live` asks EC2 for the spot prices that were in force instead of taking what the run recorded.
+    """
+    from spotlight.observe import bill
+    from spotlight.observe import status as model
+    from spotlight.provision import prices
+
+    home = names.home()
+    if all_runs:
+        folders = sorted(path for path in (home / "runs").glob("*") if path.is_dir())
+    else:
+        folders = [_existing(run) if run is not None else model.newest(home)]
+    if not folders:
+        raise NotFoundError(f"no run in {home / 'runs'} yet", hint="spotlight train   starts one")
+    book, now_s = prices.default_book(home), time.time()
+    costs = [_run_cost(folder, book, now_s, live=live, tolerant=all_runs) for folder in folders]
+    rented = prices.h100_prices(book)
+    return bill.build(costs, prices.load_rules(), now_s, since_s=since_s, by=by, target=target, rented=rented)
+
+
+def _run_cost(folder: Path, book: PriceBook, now_s: float, *, live: bool, tolerant: bool) -> RunCost:
+    """Ledger and scores of a run. `tolerant`: a run that cannot be read must not hide the others."""
+    from spotlight.core.ledger import Ledger, ledger_from_records
+    from spotlight.observe import bill, journal, metrics
+    from spotlight.provision import prices
+
+    try:
+        ledger = ledger_from_records(journal.read(folder / "journal"))
+    except (DataError, NotFoundError) as error:
+        if not tolerant:
+            raise
+        return bill.RunCost(folder.name, Ledger(warnings=(f"left out, not readable: {error}",)))
+    if live:
+        from spotlight.provision import aws
+
+        ledger = aws.lived_prices(ledger, now_s)
+    return bill.RunCost(folder.name, prices.fill(ledger, book), bill.scores_of(metrics.read(folder)))
 
 
 def _existing(run: str) -> Path:

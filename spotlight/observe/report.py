@@ -151,8 +151,8 @@ def _spans(state: progress.Progress) -> list[charts.Span]:
                 words.clean(event.get("why") or "", 120),
             )
         open_at[event["node"]] = event
-    for event in open_at.values():
-        close(event, end, "", "")
+    for last in open_at.values():
+        close(last, end, "", "")
     return spans
 
 

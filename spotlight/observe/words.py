@@ -6,7 +6,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NODE_WORDS = {
@@ -33,7 +33,7 @@ def clean(value: Any, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value from a log is a finite number that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -173,11 +173,10 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The end of a run: label and value, in the order a person asks."""
     get = summary.get
-    gain = ""
-    if is_number(get("score_base")) and is_number(get("score_final")):
-        gain = f"  ({summary['score_final'] - summary['score_base']:+.2f})"
+    base, final = get("score_base"), get("score_final")
+    gain = f"  ({final - base:+.2f})" if is_number(base) and is_number(final) else ""
     lines = [
-        ("held-out score", f"{score(get('score_base'))} → {score(get('score_final'))}{gain}"),
+        ("held-out score", f"{score(base)} → {score(final)}{gain}"),
         ("iterations", f"{figure(get('iterations'))} in {duration(get('wall_s'))}"),
         ("drafts during training", figure(get("drafts"))),
     ]

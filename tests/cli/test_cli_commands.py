@@ -23,7 +23,7 @@ def test_train_passes_its_flags_on(run: Any, api: Any) -> None:
     assert result.code == 0, result.err
     call = api.calls[0]
     resolved = call.pop("config")
-    assert call == {"name": "first", "spot": 0, "preempt": "none", "resume": True}
+    assert call == {"name": "first", "base_name": "tiny", "spot": 0, "preempt": "none", "resume": True}
     assert (resolved.seed, resolved.iterations, resolved.train.lr) == (7, 2, 1e-4)
 
 
@@ -68,11 +68,11 @@ def test_train_json_is_one_document_and_nothing_else(run: Any, api: Any) -> None
 
 
 def test_a_run_name_that_exists_is_refused_unless_resumed(run: Any) -> None:
-    assert run("train", "-q").code == 0
-    again = run("train", "-q")
-    assert (again.code, again.out) == (3, "")
+    assert run("train", "-q", "--name", "a").code == 0
+    again = run("train", "-q", "--name", "a")
+    assert (again.code, again.out) == (2, "")
     assert "--resume" in again.err
-    assert run("train", "-q", "--resume").code == 0
+    assert run("train", "-q", "--resume", "--name", "a").code == 0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_sample_writes_a_picture(run: Any, tmp_path: Path) -> None:
 
 
 def test_status_is_the_same_as_table_and_as_json(run: Any) -> None:
-    run("train", "-q")
+    run("train", "-q", "--iterations", "30")
     table, document = run("status").out, run("status", "tiny", "--json").document
     assert (document["run"], document["state"], document["preemptions"]) == ("tiny", "finished", 1)
     assert "tiny: finished, iteration 3/30" in table

@@ -14,7 +14,7 @@ from typing import Any
 
 import spotlight
 from spotlight.config import RunConfig
-from spotlight.errors import LockError, NotFoundError
+from spotlight.errors import NotFoundError, UserError
 from spotlight.names import home, run_dir
 from spotlight.observe import grids, progress
 from spotlight.observe import status as status_model
@@ -60,17 +60,20 @@ def reset() -> None:
 def train(
     config: RunConfig,
     *,
-    name: str,
-    spot: int | None,
-    preempt: str | None,
-    resume: bool,
-    on_event: Callable[[dict[str, Any]], None],
+    name: str | None = None,
+    base_name: str = "run",
+    spot: int | None = None,
+    preempt: str | None = None,
+    resume: bool = False,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Tell a run of three iterations in which one spot node dies and comes back."""
-    calls.append({"config": config, "name": name, "spot": spot, "preempt": preempt, "resume": resume})
+    flags = {"name": name, "base_name": base_name, "spot": spot, "preempt": preempt, "resume": resume}
+    calls.append({"config": config, **flags})
+    name = name or base_name
     folder = run_dir(name)
     if folder.exists() and not resume:
-        raise LockError(f"run {name!r} exists", hint="take another --name, or --resume")
+        raise UserError(f"run {name!r} exists", hint="take another --name, or --resume")
     log = progress.ProgressLog(folder, on_event)
     for event in story(name, config.iterations, folder):
         log(event)
@@ -99,7 +102,7 @@ def story(name: str, iterations: int, folder: Path) -> list[dict[str, Any]]:
             "kind": "node",
             "node": "head",
             "role": "trainer",
-            "price_class": "on-demand",
+            "price_class": "on_demand",
             "state": "ready",
             "why": "",
         },
@@ -141,7 +144,7 @@ def story(name: str, iterations: int, folder: Path) -> list[dict[str, Any]]:
     return events
 
 
-def sample(run: str, prompt: str, *, out: Path, seed: int) -> Path:
+def sample(run: str, prompt: str, *, out: Path, seed: int = 0) -> Path:
     """Write a grey picture."""
     import numpy as np
 
@@ -151,18 +154,18 @@ def sample(run: str, prompt: str, *, out: Path, seed: int) -> Path:
     return out
 
 
-def verify(run: str, *, replay: bool) -> list[Verdict]:
+def verify(run: str, *, replay: bool = False) -> list[Verdict]:
     """Whatever the test has put into `verdicts`."""
     calls.append({"verify": run, "replay": replay})
     return list(verdicts)
 
 
-def status(run: str | None) -> status_model.Status:
+def status(run: str | None = None) -> status_model.Status:
     """The real status model over the run folder."""
     return status_model.load(run_dir(run) if run else status_model.newest(home()), time.time())
 
 
-def report(run: str, *, out: Path | None) -> Path:
+def report(run: str, *, out: Path | None = None) -> Path:
     """The real report."""
     from spotlight.observe import report as page
 
