@@ -151,14 +151,10 @@ class Bucket:
         def write() -> str | None:
             try:
                 return _tag(self._store.put(key, data, mode=mode, attributes=mark, use_multipart=False))
-            except (failures.AlreadyExistsError, failures.PreconditionError) as error:
+            except (failures.AlreadyExistsError, failures.PreconditionError) as error:  # or it is gone
                 if _status(error) == 409:
                     raise  # nothing is decided yet
                 return self._own(key, mark["writer"])
-            except FileNotFoundError as error:
-                if mode == "create" or _no_bucket(error):
-                    raise
-                return None  # S3 answers 404 to a conditional write of an object that is gone
 
         return self._try(key, write)
 

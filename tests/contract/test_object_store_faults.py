@@ -67,6 +67,13 @@ def test_a_read_outlives_two_faults(through: Opener, fault: str) -> None:
     assert store.get("k").data == b"x" * 100_000
 
 
+def test_s3_says_404_to_a_compare_and_set_of_what_is_gone(through: Opener) -> None:
+    store, _ = through("ok", "404")
+    tag = store.put_new("k", b"1")
+    assert tag
+    assert store.put_if("k", b"2", tag) is None
+
+
 def test_a_lost_reply_does_not_claim_what_another_wrote(through: Opener) -> None:
     """The first try fails without effect, another writer comes in between: equal bytes, but not ours."""
     theirs, _ = through()

@@ -1,4 +1,4 @@
-"""The store against plain models: a dict for stores, exact round trips, no bytes that get through unchecked."""
+"""The store against plain models: a dict for stores, exact round trips, no bytes get through unchecked."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from spotlight.errors import FencedError, LockError
 from spotlight.store.lock import Candidate, Claim, RunLock
 from spotlight.store.objects import open_store
 
-HEADS = st.integers(0, 3)
+HEADS = st.integers(0, 2)
+PAUSES_S = st.sampled_from([0.5, 3.0, 6.0, 8.5, 9.5, 10.5, 12.0])
 
 
 class Heads(RuleBasedStateMachine):
@@ -26,7 +27,7 @@ class Heads(RuleBasedStateMachine):
         self.locks: list[RunLock] = []
         self.born = 0
 
-    @rule(seconds=st.floats(0, 15))
+    @rule(seconds=PAUSES_S)
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
 
@@ -34,7 +35,7 @@ class Heads(RuleBasedStateMachine):
     def attempt(self, head: int) -> None:
         if head not in self.trying:
             self.born += 1
-            name, speed, offset = f"h{self.born}", 0.9 + 0.2 * head / 3, 1000.0 * head
+            name, speed, offset = f"h{self.born}", 0.9 + 0.1 * head, 1000.0 * head
             claim = Claim(name, name, 1, f"machine-{name}/1", 10.0)
             self.trying[head] = Candidate(self.store, claim=claim, clock=lambda: offset + speed * self.now_s)
         try:

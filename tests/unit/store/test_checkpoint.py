@@ -145,7 +145,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 
 def test_later_ones_survive_the_saving_of_an_earlier_step(tmp_path: Path) -> None:
     put(tmp_path, 9)
-    put(tmp_path, 3)
+    put(tmp_path, 3, keep=1)
     assert check(tmp_path, 9) == ()
 
 
@@ -193,6 +193,25 @@ def die_after(calls: int) -> None:
 
     for name in ("fsync", "link", "unlink", "rmdir", "mkdir"):
         setattr(os, name, counted(getattr(os, name)))
+
+
+def test_a_manifest_goes_before_what_it_promises() -> None:
+    deleted: list[str] = []
+
+    class Watched:
+        def __init__(self) -> None:
+            real = open_store("memory://")
+            self.url, self.get, self.put_new, self.put_if = real.url, real.get, real.put_new, real.put_if
+            self.list_keys, self.real = real.list_keys, real
+
+        def delete(self, key: str) -> None:
+            deleted.append(key.split("/")[1])
+            self.real.delete(key)
+
+    store = Watched()
+    for step in (1, 2):
+        save(store, step, {"ema": parts(1)["model"], "model": parts(1)["model"]}, {}, keep=1)
+    assert deleted == ["manifest.json", "ema.safetensors", "model.safetensors"]
 
 
 def killed_at(call: int, root: Path) -> bool:
