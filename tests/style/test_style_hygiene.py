@@ -25,35 +25,16 @@ UNSAFE_CALLS = {
     "np.load", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell",
     "tempfile.mktemp",
 }  # fmt: skip
-# Put together from pieces, so that this file does not hold what it looks for.
-MACHINE = re.compile(
-    "|".join(
-        (
-            r"(?<![\w.])/wo" r"rk/",
-            r"/ro" r"ot/(?!\.)",
-            r"(?<![\w.$}])/tm" r"p/[a-z]+_",
-            r"\bPIP_INDEX" r"_URL\b",
-        )
-    )
-)
-REGISTRY = re.compile(
-    "|".join((r"(?:extra-)?index-" r"url", r"trusted-" r"host", "artifactory", r"\bnexus" r"\."))
-)
+# This file alone may hold what it looks for.
+MACHINE = re.compile(r"(?<![\w.}])/(?:work|root)/|(?<![\w.$}])/tmp/[a-z]+_|\bPIP_INDEX_URL\b")
+REGISTRY = re.compile(r"(?:extra-)?index-url|trusted-host|artifactory|\bnexus\.")
 CREDENTIAL = re.compile(
-    "|".join(
-        (
-            r"\b(?:AK" r"IA|AS" r"IA)[0-9A-Z]{16}\b",
-            r"\bh" r"f_[A-Za-z0-9]{30,}",
-            r"\bgh[pousr]" r"_[A-Za-z0-9]{30,}",
-            r"BEGIN [A-Z ]*PRIVATE" r" KEY-----\n[A-Za-z0-9+/]{40}",
-        )
-    )
+    r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bhf_[A-Za-z0-9]{30,}|\bgh[pousr]_[A-Za-z0-9]{30,}"
+    r"|BEGIN [A-Z ]*PRIVATE KEY-----$"
 )
 # Talk about how the code came about, which is nobody's business who uses it.
-BACKSTAGE = re.compile(
-    r"\b(?:" + "|".join(("integrator", "colleague", "BRI" r"EF\.md", "DES" r"IGN §")) + r")\b"
-)
-EXAMPLE_KEYS = ("AKIA" + "IOSFODNN7EXAMPLE",)
+BACKSTAGE = re.compile(r"\b(?:integrator|colleague|BRIEF\.md|DESIGN §)")
+EXAMPLE_KEYS = ("AKIAIOSFODNN7EXAMPLE",)  # from the cloud's own documentation
 
 
 def calls(path: Path) -> list[tuple[ast.Call, str]]:
@@ -121,17 +102,18 @@ def matches(pattern: re.Pattern[str]) -> list[str]:
     return [
         f"{name}:{number}: {line.strip()[:120]}"
         for name, text in tracked_text().items()
+        if name != relative(Path(__file__))
         for number, line in enumerate(text.splitlines(), 1)
         if pattern.search(line)
     ]
 
 
 def test_no_path_of_one_machine_is_tracked() -> None:
-    assert not matches(MACHINE)
+    assert matches(MACHINE) == []
 
 
 def test_no_registry_host_is_tracked() -> None:
-    assert not matches(REGISTRY)
+    assert matches(REGISTRY) == []
 
 
 def test_no_credential_is_tracked() -> None:
@@ -139,7 +121,7 @@ def test_no_credential_is_tracked() -> None:
 
 
 def test_the_repository_speaks_of_the_product_alone() -> None:
-    assert not matches(BACKSTAGE)
+    assert matches(BACKSTAGE) == []
 
 
 def test_no_large_file_is_tracked() -> None:
@@ -148,8 +130,10 @@ def test_no_large_file_is_tracked() -> None:
 
 
 def test_the_patterns_bite() -> None:
-    assert MACHINE.search("see /wo" + "rk/main")
-    assert REGISTRY.search("--index-" + "url=x")
-    assert CREDENTIAL.search("AK" + "IA" + "A" * 16)
-    assert BACKSTAGE.search("the integ" + "rator writes")
+    assert MACHINE.search("see /work/main")
+    assert not MACHINE.search("/some/root/key, {tmp}/work/x, ~/work")
+    assert REGISTRY.search("--index-url=x")
+    assert CREDENTIAL.search("AKIA" + "A" * 16)
+    assert CREDENTIAL.search("-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert BACKSTAGE.search("the integrator writes")
     assert {"eval", "torch.load"} <= UNSAFE_CALLS

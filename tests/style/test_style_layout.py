@@ -102,9 +102,9 @@ def test_sky_is_skypilot_with_the_checkout_first_on_the_path() -> None:
     assert spec.origin == str(origin)
 
 
-def readme_tree() -> set[str]:
+def readme_tree(text: str | None = None) -> set[str]:
     """The paths in the README's tree: indentation gives the folder, several names may share a line."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8") if text is None else text
     block = max(
         (b for b in re.findall(r"```[a-z]*\n(.*?)```", text, re.DOTALL) if "spotlight/" in b),
         key=len,
@@ -130,6 +130,28 @@ def readme_tree() -> set[str]:
             else:
                 break
     return paths
+
+
+def test_a_tree_is_read_by_its_indentation() -> None:
+    drawn = """Text.
+```
+spotlight/          the library, no typer
+├── errors.py       the tree; see core/types.py
+├── core/           pure
+│   ├── select.py   subsets
+│   └── types.py    events.py are nouns
+└── rl/
+    └── models/
+        └── tiny.py
+cli/spotlight_cli/  parse, call, render
+  main.py
+```
+"""
+    assert readme_tree(drawn) == {
+        "spotlight/", "spotlight/errors.py", "spotlight/core/", "spotlight/core/select.py",
+        "spotlight/core/types.py", "spotlight/core/events.py", "spotlight/rl/", "spotlight/rl/models/",
+        "spotlight/rl/models/tiny.py", "cli/spotlight_cli/", "cli/spotlight_cli/main.py",
+    }  # fmt: skip
 
 
 def test_the_readme_tree_lists_every_module() -> None:
