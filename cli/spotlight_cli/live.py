@@ -95,7 +95,8 @@ def _rows(progress: Progress, now_s: float) -> list[tuple[str, RenderableType]]:
 
     numbers = progress.numbers
     elapsed = words.duration(now_s - progress.started_s) if progress.started_s is not None else "-"
-    head = f"{words.clean(progress.run, 40)}  iteration {progress.iteration}/{progress.iterations}  {elapsed}"
+    done = f"{progress.iterations_done}/{progress.iterations} iterations"
+    head = f"{words.clean(progress.run, 40)}  {done}  {elapsed}"
     rows: list[tuple[str, RenderableType]] = [("run", Text(head, style="bold")), ("phase", _phases(progress))]
     if progress.scores:
         course = words.sparkline([score for _, score in progress.scores])

@@ -59,7 +59,7 @@ def show_status(out: Output, status: Status) -> None:
     """Print a status as a head, a table of nodes and the last events."""
     from spotlight.observe import words
 
-    course = f"iteration {status.iteration}/{status.iterations}"
+    course = f"{status.iterations_done}/{status.iterations} iterations"
     phase = f", {words.PHASE_WORDS.get(status.phase, status.phase)}" if status.phase else ""
     left = f", about {words.duration(status.eta_s)} left" if status.eta_s is not None else ""
     seen = f", last heard of {words.ago(status.seen_age_s)}"

@@ -6,13 +6,16 @@ them can tell another story. An event is a flat dict with `kind`, `at_s` (Unix t
     run_started    run, recipe, iterations, and what else is known: algorithm, model, device
     node           node, state = joining | ready | notice | lost | back, why, role, price_class
     phase          iteration, phase = explore | roll_out | score | train | publish | eval
-    iteration      iteration and the numbers of `spotlight.observe.metrics.METRICS`
+    iteration      iteration, just finished, and the numbers of `spotlight.observe.metrics.METRICS`
     eval           iteration, score, exact
     checkpoint     iteration, path
     grid           iteration, path (PNG, relative to the run folder)
     warning        text
     run_finished   summary: the content of summary.json
     run_failed     code, message, hint
+
+Iterations are numbered from 0. What is measured on weights (eval, checkpoint, grid) bears the number of
+iterations that made them: 0 is the base model.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Progress:
     run: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     iterations: int = 0
-    iteration: int = 0
+    iterations_done: int = 0
     phase: str = ""
     started_s: float | None = None
     updated_s: float | None = None
@@ -128,32 +131,32 @@ def _node(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
 
 
 def _phase(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
-    state.iteration = _count(event.get("iteration"), state.iteration)
     state.phase = str(event.get("phase") or "")
 
 
 def _iteration(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
-    state.iteration = _count(event.get("iteration"), state.iteration)
+    iteration = _count(event.get("iteration"), state.iterations_done)
+    state.iterations_done = iteration + 1
     state.numbers = {key: value for key, value in event.items() if key not in ("kind", "at_s")}
     state.numbers_s = at_s
     reward = _number(event.get("reward_mean"))
     if reward is not None:
-        state.rewards.append((state.iteration, reward))
+        _add(state.rewards, iteration, reward)
 
 
 def _eval(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
     score = _number(event.get("score"))
     if score is not None:
-        state.scores.append((_count(event.get("iteration"), state.iteration), score))
+        _add(state.scores, _count(event.get("iteration"), state.iterations_done), score)
         state.scored_s = at_s
 
 
 def _checkpoint(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
-    state.checkpoint, state.checkpoint_s = _count(event.get("iteration"), state.iteration), at_s
+    state.checkpoint, state.checkpoint_s = _count(event.get("iteration"), state.iterations_done), at_s
 
 
 def _grid(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
-    state.grids.append((_count(event.get("iteration"), state.iteration), str(event.get("path") or "")))
+    state.grids.append((_count(event.get("iteration"), state.iterations_done), str(event.get("path") or "")))
 
 
 def _warning(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
@@ -222,6 +225,13 @@ def fold(source: Iterable[Mapping[str, Any]]) -> Progress:
     for event in source:
         state.apply(event)
     return state
+
+
+def _add(series: list[tuple[int, float]], iteration: int, value: float) -> None:
+    # A resumed run does some iterations again: the second time counts.
+    while series and series[-1][0] >= iteration:
+        series.pop()
+    series.append((iteration, value))
 
 
 def _number(value: Any) -> float | None:

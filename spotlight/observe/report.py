@@ -99,7 +99,7 @@ def _summary(state: progress.Progress) -> str:
         text = f"failed: {state.failure.get('message') or ''} {state.failure.get('hint') or ''}"
         return f'<p class="bad">{escape(words.clean(text))}</p>'
     if state.summary is None:
-        return f'<p class="sub">not finished: iteration {state.iteration} of {state.iterations}</p>'
+        return f'<p class="sub">not finished: {state.iterations_done} of {state.iterations} iterations</p>'
     rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in words.summary_lines(state.summary))
     return f"<dl>{rows}</dl>"
 

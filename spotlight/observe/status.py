@@ -48,7 +48,7 @@ class Status:
 
     run: str
     state: str
-    iteration: int
+    iterations_done: int
     iterations: int
     phase: str
     score_base: float | None
@@ -99,7 +99,7 @@ def build(state: progress.Progress, events: list[dict[str, Any]], run: str, now_
     return Status(
         run=state.run or run,
         state=_state(state, now_s),
-        iteration=state.iteration,
+        iterations_done=state.iterations_done,
         iterations=state.iterations,
         phase=state.phase,
         score_base=state.scores[0][1] if state.scores else None,
@@ -141,7 +141,7 @@ def _eta(state: progress.Progress) -> float | None:
     wall_s = state.numbers.get("wall_s")
     if state.ended or not isinstance(wall_s, (int, float)) or state.iterations <= 0:
         return None
-    return float(wall_s) * max(0, state.iterations - state.iteration)
+    return float(wall_s) * max(0, state.iterations - state.iterations_done)
 
 
 def _last_events(events: list[dict[str, Any]], now_s: float) -> tuple[EventStatus, ...]:

@@ -170,6 +170,12 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     return "".join(_BARS[min(7, int((value - low) / (high - low) * 8))] for value in tail)
 
 
+def _drafts(summary: Mapping[str, Any]) -> str:
+    """Drafts that began and ended while the trainers trained, of all drafts."""
+    inside, total = summary.get("drafts_in_training"), summary.get("drafts")
+    return figure(total) if inside is None else f"{figure(inside)} of {figure(total)}"
+
+
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The end of a run: label and value, in the order a person asks."""
     get = summary.get
@@ -178,7 +184,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("held-out score", f"{score(base)} → {score(final)}{gain}"),
         ("iterations", f"{figure(get('iterations'))} in {duration(get('wall_s'))}"),
-        ("drafts during training", figure(get("drafts"))),
+        ("drafts during training", _drafts(summary)),
     ]
     busy = get("spot_busy_share")
     if is_number(busy):

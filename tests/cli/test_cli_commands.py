@@ -39,7 +39,7 @@ def test_train_tells_the_run_in_plain_lines_and_prints_the_summary(run: Any) -> 
         "run tiny started (tiny, flow_grpo, 3 iterations)",
         "node spot-0 lost: killed without notice",
         "node spot-0 is back",
-        "iteration 3: reward 0.7, loss 0.01, roll-out 21.4 images/s, drafts 32",
+        "iteration 2: reward 0.7, loss 0.01, roll-out 21.4 images/s, drafts 32",
         "held-out score 0.83, exact 30 %",
         "warning: prompt [bold] [31m<script>alert(1)</script> was empty",
     ):
@@ -48,7 +48,7 @@ def test_train_tells_the_run_in_plain_lines_and_prints_the_summary(run: Any) -> 
     assert result.out.splitlines() == [
         "  held-out score           0.59 → 0.83  (+0.24)",
         "  iterations               3 in 12 s",
-        "  drafts during training   96",
+        "  drafts during training   90 of 96",
         "  spot nodes idle          6 % of the training time (busy 94 %)",
         "  preemptions survived     1",
         "  samples moved / lost     3 / 0",
@@ -99,7 +99,7 @@ def test_status_is_the_same_as_table_and_as_json(run: Any) -> None:
     run("train", "-q", "--iterations", "30")
     table, document = run("status").out, run("status", "tiny", "--json").document
     assert (document["run"], document["state"], document["preemptions"]) == ("tiny", "finished", 1)
-    assert "tiny: finished, iteration 3/30" in table
+    assert "tiny: finished, 3/30 iterations" in table
     assert "0.59 → 0.83" in table
     node = next(node for node in document["nodes"] if node["node"] == "spot-0")
     assert (node["state"], node["price_class"]) == ("back", "spot")

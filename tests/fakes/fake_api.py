@@ -24,6 +24,7 @@ SUMMARY = {
     "score_final": 0.83,
     "iterations": 3,
     "drafts": 96,
+    "drafts_in_training": 90,
     "spot_busy_share": 0.94,
     "preemptions": 1,
     "samples_moved": 3,
@@ -117,13 +118,13 @@ def story(name: str, iterations: int, folder: Path) -> list[dict[str, Any]]:
         {"kind": "eval", "iteration": 0, "score": 0.59, "exact": 0.25},
     ]
     for i in range(1, min(iterations, 3) + 1):
-        events += [{"kind": "phase", "iteration": i, "phase": phase} for phase in progress.PHASES]
+        events += [{"kind": "phase", "iteration": i - 1, "phase": phase} for phase in progress.PHASES]
         picture = grids.write_grid(folder, i, [np.full((16, 32), 40 * i, np.uint8)], ["482"], title=f"it {i}")
         events += [
             {"kind": "grid", "iteration": i, "path": str(picture.relative_to(folder))},
             {
                 "kind": "iteration",
-                "iteration": i,
+                "iteration": i - 1,
                 "reward_mean": 0.4 + 0.1 * i,
                 "loss": 0.01,
                 "images_per_s": 21.4,

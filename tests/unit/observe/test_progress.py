@@ -41,7 +41,7 @@ STORY: list[dict[str, Any]] = [
 
 def test_the_whole_story() -> None:
     state = progress.fold(STORY)
-    assert (state.run, state.iteration, state.iterations, state.phase) == ("r", 1, 2, "")
+    assert (state.run, state.iterations_done, state.iterations, state.phase) == ("r", 2, 2, "")
     assert state.scores == [(0, 0.5), (1, 0.75)]
     assert state.rewards == [(1, 0.4)]
     assert state.numbers == {"iteration": 1, "reward_mean": 0.4, "wall_s": 6.0}
@@ -72,6 +72,18 @@ def test_a_resumed_run_keeps_its_past_and_forgets_its_nodes() -> None:
     assert not state.ended
     assert state.nodes == {}
     assert (state.scores, state.lost_nodes, state.started_s, state.iterations) == ([(0, 0.5)], 1, 10.0, 4)
+
+
+def test_iterations_done_again_after_a_resume_count_once() -> None:
+    numbers = [
+        {"kind": "iteration", "iteration": i, "reward_mean": r} for i, r in ((0, 0.1), (1, 0.2), (2, 0.3))
+    ]
+    scores = [{"kind": "eval", "iteration": i, "score": r} for i, r in ((0, 0.5), (2, 0.6))]
+    again = [{"kind": "run_started", "run": "r"}, {"kind": "iteration", "iteration": 1, "reward_mean": 0.25}]
+    state = progress.fold([*numbers, *scores, *again, {"kind": "eval", "iteration": 2, "score": 0.7}])
+    assert state.rewards == [(0, 0.1), (1, 0.25)]
+    assert state.scores == [(0, 0.5), (2, 0.7)]
+    assert state.iterations_done == 2
 
 
 VALUE = (

@@ -123,7 +123,7 @@ def test_pictures_from_outside_the_run_are_not_taken(tmp_path: Path) -> None:
 
 def test_an_unfinished_and_a_failed_run_have_a_page(tmp_path: Path) -> None:
     started = {"kind": "run_started", "at_s": 0.0, "run": "r", "iterations": 3}
-    assert "not finished: iteration 0 of 3" in report.page(tmp_path, [started])
+    assert "not finished: 0 of 3 iterations" in report.page(tmp_path, [started])
     failed = {"kind": "run_failed", "at_s": 1.0, "code": "training", "message": "ratio 1.3 <b>", "hint": None}
     assert "failed: ratio 1.3 &lt;b&gt;" in report.page(tmp_path, [started, failed])
 

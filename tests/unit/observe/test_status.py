@@ -35,10 +35,10 @@ def test_each_fact_has_its_age(tmp_path: Path) -> None:
         NUMBERS,
     )
     now = status.load(folder, 140.0)
-    assert (now.state, now.iteration, now.iterations) == ("running", 4, 10)
+    assert (now.state, now.iterations_done, now.iterations) == ("running", 5, 10)
     assert (now.started_age_s, now.score_age_s, now.numbers_age_s, now.seen_age_s) == (40.0, 30.0, 10.0, 10.0)
     assert (now.nodes[0].state, now.nodes[0].why, now.nodes[0].age_s) == ("lost", "killed", 20.0)
-    assert now.eta_s == 42.0
+    assert now.eta_s == 35.0
     assert now.preemptions == 1
     assert [event.text for event in now.events][-1].startswith("iteration 4: reward 0.5")
     assert now.checkpoint_age_s is None
@@ -67,7 +67,7 @@ def test_the_document_is_json_and_says_the_same(tmp_path: Path) -> None:
     now = status.load(folder_with(tmp_path, STARTED, {**NUMBERS, "usd": float("nan")}), 140.0)
     document = json.loads(json.dumps(now.to_dict(), allow_nan=False))
     assert document["usd"] is None
-    assert document["iteration"] == now.iteration
+    assert document["iterations_done"] == now.iterations_done
     assert set(document) == set(status.Status.__slots__)
 
 
