@@ -1,4 +1,4 @@
-"""Everything that reaches a terminal: the only module that imports rich, and only once something is shown.
+"""Everything that reaches a terminal. Rich is imported here and in `live`, and only once something is shown.
 
 Data goes to stdout, words for people to stderr. Under `--json` stdout holds one document or nothing, and no
 stream carries colours or spinners. Foreign text is printed literally: no markup, no control characters.

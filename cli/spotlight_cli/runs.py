@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,13 +111,16 @@ def logs(
     folder = run_dir(run)
     if not folder.is_dir():
         raise NotFoundError(f"no run {run!r}", hint="spotlight status   shows the newest run")
-    out = output()
-    told = [event for event in progress.events(folder) if out.json or words.describe(event) is not None]
-    for event in told[-lines:] if lines else told:
-        _tell(out, event)
-    if follow and not (told and progress.fold(told).ended):
-        for event in _later(folder, seen=sum(1 for _ in progress.events(folder))):
+    out, state = output(), progress.Progress()
+    for number, batch in enumerate(progress.batches(folder)):
+        for event in batch:
+            state.apply(event)
+        told = [event for event in batch if out.json or words.describe(event) is not None]
+        for event in told[-lines:] if lines and number == 0 else told:
             _tell(out, event)
+        if state.ended or not follow:
+            return
+        time.sleep(_POLL_S)
 
 
 def _tell(out: Output, event: dict[str, Any]) -> None:
@@ -130,19 +132,6 @@ def _tell(out: Output, event: dict[str, Any]) -> None:
     elif text is not None:
         out.line(f"{words.clock(event.get('at_s'))}  {text}")
     sys.stdout.flush()
-
-
-def _later(folder: Path, seen: int) -> Iterator[dict[str, Any]]:
-    """Events beyond the first `seen`, as they come, until the run has ended."""
-    from spotlight.observe import progress
-
-    while True:
-        events = list(progress.events(folder))
-        yield from events[seen:]
-        seen = len(events)
-        if progress.fold(events).ended:
-            return
-        time.sleep(_POLL_S)
 
 
 def report(

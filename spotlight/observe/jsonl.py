@@ -76,6 +76,26 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
+def batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """Yield, each time it is asked, the records that are new since the last time; without end.
+
+    A line that is still being written waits for the next time.
+    """
+    position = 0
+    while True:
+        records = []
+        if path.is_file():
+            with path.open("rb") as file:
+                file.seek(position)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    position += len(line)
+                    record = _parse(line.decode("utf-8", "replace"))
+                    records += [] if record is None else [record]
+        yield records
+
+
 def finite(value: Any) -> Any:
     """Replace NaN and infinities, which JSON has no word for, by None, at any depth."""
     if isinstance(value, float):

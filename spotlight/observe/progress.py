@@ -219,6 +219,12 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
     return (event for event in jsonl.read(folder / FILE_NAME) if event.get("kind") in KINDS)
 
 
+def batches(folder: Path) -> Iterator[list[dict[str, Any]]]:
+    """Each time it is asked, the events that are new since the last time; without end."""
+    for batch in jsonl.batches(folder / FILE_NAME):
+        yield [event for event in batch if event.get("kind") in KINDS]
+
+
 def fold(source: Iterable[Mapping[str, Any]]) -> Progress:
     """The state after all events of `source`."""
     state = Progress()

@@ -133,6 +133,25 @@ def test_logs_follow_ends_with_the_run(run: Any) -> None:
     assert run("logs", "tiny", "-f").code == 0
 
 
+def test_logs_follow_tells_what_comes_later(run: Any, api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_dir("tiny")
+    log = progress.ProgressLog(folder)
+    log({"kind": "run_started", "run": "tiny", "iterations": 1})
+    later = [{"kind": "warning", "text": "later"}, {"kind": "run_finished", "summary": {}}]
+    monkeypatch.setattr("spotlight_cli.runs.time.sleep", lambda seconds: log(later.pop(0)))
+    said = run("logs", "tiny", "-f").out.splitlines()
+    assert [line.split("  ")[1].split(":")[0] for line in said] == [
+        "run tiny started (1 iterations)",
+        "warning",
+        "run finished",
+    ]
+
+
+def test_status_watch_ends_with_the_run(run: Any) -> None:
+    run("train", "-q")
+    assert run("status", "--watch").out.count("held-out score  ") == 1
+
+
 def test_report_writes_a_page(run: Any, tmp_path: Path) -> None:
     run("train", "-q")
     page = Path(run("report", "tiny").out.strip())

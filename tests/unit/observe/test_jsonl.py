@@ -70,6 +70,18 @@ def test_an_oversized_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(jsonl.read(path)) == [{"b": 2}]
 
 
+def test_batches_give_what_is_new_and_wait_for_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    batches = jsonl.batches(path)
+    assert next(batches) == []
+    path.write_text('{"a":1}\n[]\n{"b"')
+    assert next(batches) == [{"a": 1}]
+    assert next(batches) == []
+    with path.open("a") as file:
+        file.write(':2}\n{"c":3}\n')
+    assert next(batches) == [{"b": 2}, {"c": 3}]
+
+
 class FullDisk:
     """A file that takes half a line and fails as long as there is no room."""
 
