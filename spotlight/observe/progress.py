@@ -127,7 +127,7 @@ def _node(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
     node.state = str(event.get("state") or node.state)
     node.why = str(event.get("why") or "")
     node.since_s = at_s
-    state.node_events.append({**event, "node": name, "at_s": at_s})
+    state.node_events.append({**event, "node": name, "at_s": at_s, "iterations_done": state.iterations_done})
 
 
 def _phase(state: Progress, event: Mapping[str, Any], at_s: float) -> None:

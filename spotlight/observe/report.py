@@ -9,6 +9,7 @@ import base64
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,9 @@ def _section(title: str, body: str) -> str:
 
 def _curves(state: progress.Progress) -> str:
     series = {"held-out score": state.scores, "mean reward in training": state.rewards}
-    return charts.line_chart(
-        {name: points for name, points in series.items() if points}, x_label="iteration", y_label="score"
-    )
+    lost = [event["iterations_done"] for event in state.node_events if event.get("state") == "lost"]
+    drawn = {name: points for name, points in series.items() if points}
+    return charts.line_chart(drawn, x_label="iteration", y_label="score", marks=lost)
 
 
 def _extent(state: progress.Progress) -> tuple[float, float]:
@@ -122,38 +123,28 @@ def _extent(state: progress.Progress) -> tuple[float, float]:
 
 def _spans(state: progress.Progress) -> list[charts.Span]:
     """Each node's states as intervals; the last one lasts until the last word of the run."""
-    start, end = _extent(state)
-    open_at: dict[str, Mapping[str, Any]] = {}
-    spans: list[charts.Span] = []
-
-    def close(event: Mapping[str, Any], at_s: float, following: str, why: str) -> None:
-        if event.get("state") != "lost":
-            begin = max(start, float(event["at_s"]))
-            reason = why or words.clean(event.get("why") or "", 120)
-            spans.append(
-                charts.Span(
-                    event["node"],
-                    str(event.get("state")),
-                    begin,
-                    max(begin, at_s),
-                    following == "lost",
-                    reason,
-                )
-            )
-
+    lives: dict[str, list[Mapping[str, Any]]] = {}
     for event in state.node_events:
-        previous = open_at.get(event["node"])
-        if previous is not None:
-            close(
-                previous,
-                float(event["at_s"]),
-                str(event.get("state")),
-                words.clean(event.get("why") or "", 120),
-            )
-        open_at[event["node"]] = event
-    for last in open_at.values():
-        close(last, end, "", "")
-    return spans
+        lives.setdefault(event["node"], []).append(event)
+    return [
+        _span(event, following, *_extent(state))
+        for life in lives.values()
+        for event, following in zip_longest(life, life[1:])
+        if event.get("state") != "lost"
+    ]
+
+
+def _span(
+    event: Mapping[str, Any], following: Mapping[str, Any] | None, start_s: float, end_s: float
+) -> charts.Span:
+    lost = following is not None and following.get("state") == "lost"
+    told = following if following is not None and lost else event
+    begin_s = max(start_s, float(event["at_s"]))
+    until_s = end_s if following is None else float(following["at_s"])
+    why = words.clean(told.get("why") or "", 120)
+    return charts.Span(
+        event["node"], str(event.get("state")), begin_s, max(begin_s, until_s), lost=lost, why=why
+    )
 
 
 def _grids(folder: Path, state: progress.Progress) -> str:

@@ -57,7 +57,8 @@ def folder_with(tmp_path: Path, text: str = "plain") -> Path:
         log({"kind": "grid", "at_s": 2.0 + i, "iteration": i, "path": str(path)})
         log({"kind": "iteration", "at_s": 2.0 + i, "iteration": i, "reward_mean": i / 20, text: text})
         log({"kind": "eval", "at_s": 2.5 + i, "iteration": i, "score": i / 25})
-    log({"kind": "node", "at_s": 15.0, "node": f"spot-{text}", "state": "lost", "why": text})
+        if i == 12:
+            log({"kind": "node", "at_s": 15.0, "node": f"spot-{text}", "state": "lost", "why": text})
     log({"kind": "warning", "at_s": 30.0, "text": text})
     log(
         {
@@ -83,6 +84,7 @@ def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     assert all(source and source.startswith("data:image/png;base64,") for source in images)
     assert sum(tag == "svg" for tag, _ in page.tags) == 2
     assert "✖" in text
+    assert html.count('class="mark"') == 1
     assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?(?:https?:|//|file:)", html)
     assert "default-src 'none'" in html
     assert "http" not in html.replace("http-equiv", "")
