@@ -6,11 +6,20 @@ those with a saved state, then the draft source's order.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from spotlight.core import events as ev
 from spotlight.core.balance import CostModel
 from spotlight.core.membership import Lease, Membership, Worker
 from spotlight.core.pending import Pending, Record
 from spotlight.core.types import DraftSource, Policy, Request, SampleId, WeightVersion
+
+
+class Straggler(NamedTuple):
+    """A request in its only run, and the seconds until that should end."""
+
+    record: Record
+    left_s: float
 
 
 class Dispatch:
@@ -42,92 +51,102 @@ class Dispatch:
 
     # ------------------------------------------------------------------------------------ handing out
 
-    def offer_parked(self) -> None:
-        """Something may have become available: let the waiting workers have it."""
-        if self.parked and self._anything_to_offer():
-            for name in list(self.parked):
-                if not self._anything_to_offer():
-                    return
-                self.offer(self.members.workers[name])
-
-    def _anything_to_offer(self) -> bool:
-        """Cheap: false only if no worker could get anything."""
-        return bool(self.finals or self.evals or self.leases or self.drafting)
+    def offer_parked(self, *, drafts: bool = True) -> None:
+        """Something may have become available: let the waiting workers have it, in order of arrival."""
+        if self.parked:
+            self._offer(list(self.parked), drafts)
 
     def offer(self, worker: Worker) -> None:
-        """Grant the worker the best there is for it; it stays parked if there is nothing."""
-        if not self.members.serving(worker):
-            return
-        max_requests = self.parked[worker.name]
-        if worker.name in self.members.fresh:
-            self._offer_fresh(worker, max_requests)
-        if worker.name in self.parked and worker.role == "spot":
-            self._offer_drafts(worker, max_requests)
+        """Grant a waiting worker the best there is for it."""
+        self._offer([worker.name], drafts=True)
 
-    def _offer_fresh(self, worker: Worker, max_requests: int) -> None:
+    def _offer(self, names: list[str], drafts: bool) -> None:
+        straggler = self._straggler()
+        for name in names:
+            if not (self.finals or self.evals or straggler or (drafts and self.drafting)):
+                return
+            worker = self.members.workers[name]
+            if not self.members.serving(worker):
+                continue
+            if name in self.members.fresh and self._grant_fresh(worker, straggler):
+                straggler = self._straggler()
+            elif drafts and worker.role == "spot":
+                drafts = self._grant_drafts(worker)
+
+    def _grant_fresh(self, worker: Worker, straggler: Straggler | None) -> bool:
+        """Finals, evals, or a second run of the straggler; whether there was anything for this worker."""
         for queue in (self.finals, self.evals):
             if queue and not self._sooner_elsewhere(worker, queue):
                 share = -(-len(queue) // len(self.members.fresh))
-                self.grant(worker, queue.pop(min(max_requests, share)))
-                return
-        if not (self.finals or self.evals) and (straggler := self._straggler(worker)):
-            self.grant(worker, [straggler])
+                self.grant(worker, queue.pop(min(self.parked[worker.name], share)))
+                return True
+        if straggler is None or self.finals or self.evals:
+            return False
+        own_s = self._predict_s(worker, straggler.record)
+        if own_s is None or straggler.left_s <= self.policy.duplicate_factor * own_s:
+            return False
+        self.grant(worker, [straggler.record])
+        return True
 
     def _sooner_elsewhere(self, worker: Worker, queue: Pending) -> bool:
         """Whether workers busy now could have done all that is left before this one had done one of it."""
-        if len(queue) >= len(self.members.fresh):
+        if len(queue) >= len(self.members.fresh) or not (head := queue.peek()):
             return False
-        head = queue.peek()
-        assert head is not None
-        request = head.request
-        own_s = self.costs.predict_s(worker.name, request.batch_key, request.num_steps - head.resume_step)
+        own_s = self._predict_s(worker, head)
         return own_s is not None and self.members.busy.count_between(self.now, self.now + own_s) >= len(queue)
 
-    def _straggler(self, worker: Worker) -> Record | None:
-        """A final in its only run that this worker, starting now, would end much sooner."""
-        best: tuple[float, Record] | None = None
-        for name in self.members.busy.extremes(4):
+    def _straggler(self) -> Straggler | None:
+        """The final in its only run that should end last; none while there is other work for everyone."""
+        if self.finals or self.evals or not self.leases:
+            return None
+        worst = None
+        for name in self.members.busy.extremes(2):
             for lease in self.members.workers[name].leases.values():
                 record = self.records[lease.request.id]
-                if lease.request.kind != "final" or len(record.tokens) > 1:
-                    continue
-                left_s = self.left_s(lease)
-                steps = lease.request.num_steps - record.resume_step
-                own_s = self.costs.predict_s(worker.name, lease.request.batch_key, steps)
-                if left_s is None or own_s is None or left_s <= self.policy.duplicate_factor * own_s:
-                    continue
-                if best is None or left_s > best[0]:
-                    best = (left_s, record)
-        return best[1] if best else None
+                if lease.request.kind == "final" and len(record.tokens) == 1:
+                    left_s = self.left_s(lease)
+                    if left_s is not None and (worst is None or left_s > worst.left_s):
+                        worst = Straggler(record, left_s)
+        return worst
+
+    def _predict_s(self, worker: Worker, record: Record) -> float | None:
+        """Seconds that the worker would need for what is left of the request from its last saved state."""
+        steps = record.request.num_steps - record.resume_step
+        return self.costs.predict_s(worker.name, record.request.batch_key, steps)
 
     def left_s(self, lease: Lease) -> float | None:
-        """Seconds until the lease should end. One that is overdue is taken to need as long again as it is late."""
+        """Seconds until the lease should end. An overdue one is taken to need as long again as it is late."""
         steps = (lease.request.num_steps - lease.step) * lease.batch_size
         left_s = self.costs.predict_s(lease.worker.name, lease.request.batch_key, steps)
         return None if left_s is None else abs(lease.progress_at + left_s - self.now)
 
-    def _offer_drafts(self, worker: Worker, max_requests: int) -> None:
-        current = self.members.current
-        if self.drafting is None or current is None or worker.version is None:
-            return
-        if worker.version < current.n - self.policy.max_draft_lag:
-            return
-        started = self.started_drafts.get(worker.version)
+    def _grant_drafts(self, worker: Worker) -> bool:
+        """Drafts for this worker; False if there are none for anyone."""
+        current, version = self.members.current, worker.version
+        if self.drafting is None or current is None or version is None:
+            return False
+        if version < current.n - self.policy.max_draft_lag:
+            return True
+        started = self.started_drafts.get(version)
         if started:
-            self.grant(worker, started.pop(max_requests))
-        elif self.drafts and (records := self._next_drafts(max_requests)):
+            self.grant(worker, started.pop(self.parked[worker.name]))
+        elif records := self._next_drafts(self.parked[worker.name]):
             self.grant(worker, records)
+        else:
+            return any(self.started_drafts.values())
+        return True
 
     def _next_drafts(self, max_requests: int) -> list[Record]:
         """The draft source's next choices, less any that it asks for twice."""
-        assert self.drafting is not None
-        assert self.drafts is not None
+        if self.drafts is None or self.drafting is None:
+            return []
         records = []
         for row, seed in self.drafts.next_drafts(max_requests, self.now):
             sample = SampleId(self.drafting.iteration, row, seed)
             request = Request("draft", sample, self.drafting.batch_key, self.drafting.num_steps)
             record = self.records.setdefault(request.id, Record(request, request.id))
-            if record.fate is None and not record.tokens and record not in records:
+            free = record.fate is None and not record.tokens and record.queued_in is None
+            if free and record not in records:
                 records.append(record)
         return records
 
@@ -135,14 +154,12 @@ class Dispatch:
         """Lease the records to the worker as one batch."""
         self.parked.pop(worker.name, None)
         assert worker.version is not None
-        batch = self._next_token
+        batch, now = self._next_token, self.now
         for record in records:
             token = self._next_token
             self._next_token += 1
             step, again = record.resume_step, bool(record.tokens)
-            lease = Lease(
-                token, record.request, worker, worker.version, batch, len(records), step, self.now, self.now
-            )
+            lease = Lease(token, record.request, worker, worker.version, batch, len(records), step, now, now)
             self.leases[token] = worker.leases[token] = lease
             record.tokens.append(token)
             self.out.append(
@@ -156,8 +173,8 @@ class Dispatch:
         key, steps = record.request.batch_key, record.request.num_steps
         one_more_s = self.costs.predict_s(worker.name, key, steps)
         if one_more_s is not None:
-            busy_s = sum(self.left_s(lease) or 0.0 for lease in worker.leases.values()) / len(worker.leases)
-            self.members.busy.put(worker.name, self.now + busy_s + one_more_s)
+            left = sum(lease.request.num_steps - lease.step for lease in worker.leases.values())
+            self.members.busy.put(worker.name, self.now + one_more_s * (1 + left / steps))
 
     def wake(self, worker: Worker, reason: str) -> None:
         """Send a waiting worker away with nothing."""
@@ -203,22 +220,19 @@ class Dispatch:
 
     def cancel(self, record: Record, reason: str) -> None:
         """The request ends here, whoever is at it."""
+        handed_out = bool(record.tokens or record.queued_in)
         self._unqueue(record)
         record.fate = reason
         self.out.append(ev.Cancelled(record.id, reason))
         for token in list(record.tokens):
             self.revoke(self.leases[token], f"cancelled: {reason}")
         record.state = None
-        request = record.request
-        if request.kind == "draft" and self.drafts:
-            self._tell_draft_cancelled(request, poison=record.deaths >= self.policy.max_deaths)
-
-    def _tell_draft_cancelled(self, request: Request, *, poison: bool) -> None:
-        assert self.drafts is not None
-        if poison:
-            self.drafts.draft_done(request.sample.row, request.sample.seed, None, 0.0, self.now)
-        else:
-            self.drafts.draft_returned(request.sample.row, request.sample.seed)
+        if record.request.kind == "draft" and self.drafts:
+            sample = record.request.sample
+            if record.deaths >= self.policy.max_deaths:
+                self.drafts.draft_done(sample.row, sample.seed, None, 0.0, self.now)
+            elif handed_out:
+                self.drafts.draft_returned(sample.row, sample.seed)
 
     def _unqueue(self, record: Record) -> None:
         if record.queued_in is not None:

@@ -24,6 +24,10 @@ class Join:
     role: Role
     members: tuple[Gpu, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.members and self.members[0].node != self.node:
+            raise ValueError(f"the leader's GPU must be on {self.node}, not on {self.members[0].node}")
+
 
 @dataclass(frozen=True, slots=True)
 class Admit:
@@ -359,9 +363,13 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The event came too late, twice or for someone unknown, and changed nothing."""
+    """The event came too late, twice or for someone unknown, and changed nothing.
+
+    `request`: the one of a Submit that was turned away, if that is what it is about.
+    """
 
     reason: str
+    request: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

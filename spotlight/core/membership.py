@@ -29,9 +29,9 @@ class Lease:
     batch: int
     batch_size: int
     step: int
-    granted_at: float
     progress_at: float
-    acknowledged: bool = False
+    held_at: float
+    """When its worker last said that it holds it."""
     stop_at: int | None = None
 
 

@@ -25,18 +25,17 @@ it may hold two leases; the first commit wins.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from spotlight.core import events as ev
-from spotlight.core.dispatch import Dispatch
-from spotlight.core.membership import Lease, Node, Worker
+from spotlight.core.attendance import Attendance, advance
+from spotlight.core.membership import Lease
 from spotlight.core.pending import Record
-from spotlight.core.types import Group, Gpu, Outcome, SavedState, WeightVersion
+from spotlight.core.types import Outcome, SavedState, WeightVersion
 
 
-class Scheduler(Dispatch):
+class Scheduler(Attendance):
     """All state of the run's work. Drive it from one thread, with `now` of one monotonic clock."""
 
     def on(self, event: ev.Event, now: float) -> list[ev.Command]:
@@ -72,164 +71,27 @@ class Scheduler(Dispatch):
             },
         }
 
-    # ------------------------------------------------------------------------------------ members
-
-    def _join(self, event: ev.Join) -> None:
-        if before := self.members.workers.get(event.worker):
-            self._lose(before, "joined again", blame=True)
-        members = event.members or (Gpu(event.node),)
-        group = Group(members, self.members.next_epoch())
-        worker = self.members.join(event.worker, event.role, group, self.now)
-        current = self.members.current
-        cooling_s = (worker.cooling_until or self.now) - self.now
-        self.out.append(ev.Joined(worker.name, worker.epoch, current.n if current else None, cooling_s))
-
-    def _admit(self, event: ev.Admit) -> None:
-        worker = self._heard(event.worker, event.epoch)
-        if worker is None:
-            return
-        weights = self.published.get(event.version)
-        problem = None
-        if weights is None:
-            problem = "this version is not published, or too old"
-        elif event.num_tensors != weights.num_tensors:
-            problem = f"{event.num_tensors} of {weights.num_tensors} tensors bound"
-        elif event.digest != weights.digest:
-            problem = "digest differs"
-        elif worker.version is not None and worker.version > event.version:
-            problem = f"version {worker.version} was admitted before"
-        if problem:
-            self.out.append(ev.AdmissionRefused(worker.name, event.version, problem))
-            return
-        worker.version = event.version
-        self.members.refresh(worker)
-        self.out.append(ev.Admitted(worker.name, event.version))
-        self.offer_parked()
-
-    def _heartbeat(self, event: ev.Heartbeat) -> None:
-        worker = self.members.holder(event.worker, event.epoch)
-        if worker is None:
-            tokens = tuple(token for token, _ in event.beats)
-            self.out.append(ev.Renewed(event.worker, event.epoch, tokens, fenced=True))
-            return
-        worker.last_seen = self.now
-        cancelled, stop_at = [], []
-        for token, step in event.beats:
-            lease = worker.leases.get(token)
-            if lease is None:
-                cancelled.append(token)
-                continue
-            lease.acknowledged = True
-            self._advance(lease, step)
-            if lease.stop_at is not None:
-                stop_at.append((token, lease.stop_at))
-        if len(worker.leases) + len(cancelled) > len(event.beats):
-            self._take_back_unheld(worker, {token for token, _ in event.beats})
-        self.out.append(ev.Renewed(worker.name, worker.epoch, tuple(cancelled), tuple(stop_at)))
-
-    def _take_back_unheld(self, worker: Worker, held: set[int]) -> None:
-        """A grant whose answer was lost on the way is never held by anyone: after a while, give it to another."""
-        patience_s = self.policy.dead_after_s
-        for lease in [lease for token, lease in worker.leases.items() if token not in held]:
-            if lease.acknowledged or self.now - lease.granted_at > patience_s:
-                self.revoke(lease, "not held by its worker")
-        self.offer_parked()
-
-    def _notice(self, event: ev.Notice) -> None:
-        node = self.members.nodes.get(event.node)
-        deadline = self.now + max(event.deadline_s, 0.0)
-        if node is None or (node.deadline is not None and node.deadline <= deadline):
-            self.out.append(ev.Ignored(f"notice for {event.node}: " + ("known" if node else "no such node")))
-            return
-        self.members.drain(node, deadline)
-        self.out.append(ev.Draining(node.name, max(event.deadline_s, 0.0), event.source))
-        for worker in node.workers.values():
-            self._stop_leases(worker, deadline)
-            if worker.name in self.parked:
-                self.wake(worker, "draining")
-
-    def _stop_leases(self, worker: Worker, deadline: float) -> None:
-        """Let what ends well before the deadline finish; each other batch stops at one agreed step."""
-        furthest: dict[int, int] = {}
-        for lease in worker.leases.values():
-            furthest[lease.batch] = max(furthest.get(lease.batch, 0), lease.step)
-        for lease in worker.leases.values():
-            left_s = self.left_s(lease)
-            if left_s is not None and self.now + left_s + self.policy.notice_margin_s <= deadline:
-                continue
-            lease.stop_at = min(furthest[lease.batch] + 1, lease.request.num_steps)
-            self.out.append(ev.StopAt(worker.name, lease.token, lease.stop_at))
-
-    def _withdraw_notice(self, event: ev.WithdrawNotice) -> None:
-        node = self.members.nodes.get(event.node)
-        if node is None or node.deadline is None:
-            self.out.append(ev.Ignored(f"no notice stands for {event.node}"))
-            return
-        self.members.undrain(node)
-        self._back_in_service(node, "notice withdrawn")
-        self.offer_parked()
-
-    def _back_in_service(self, node: Node, reason: str) -> None:
-        self.out.append(ev.InService(node.name, reason))
-        for worker in node.workers.values():
-            for lease in worker.leases.values():
-                lease.stop_at = None
-
-    def _node_lost(self, event: ev.NodeLost) -> None:
-        node = self.members.nodes.get(event.node)
-        if node is None:
-            self.out.append(ev.Ignored(f"no such node: {event.node}"))
-            return
-        for worker in list(node.workers.values()):
-            self._lose(worker, event.reason, blame=not event.preempted)
-        self.offer_parked()
-
-    def _worker_lost(self, event: ev.WorkerLost) -> None:
-        worker = self.members.holder(event.worker, event.epoch)
-        if worker is None:
-            self.out.append(ev.Ignored(f"no such worker and epoch: {event.worker} {event.epoch}"))
-            return
-        self._lose(worker, event.reason, blame=True)
-        self.offer_parked()
-
-    def _lose(self, worker: Worker, reason: str, *, blame: bool) -> None:
-        """Take everything back. `blame`: what it was making may be what killed it, unless its node had a notice."""
-        expected = any(self.members.nodes[node].deadline is not None for node in worker.group.nodes)
-        leases = list(worker.leases.values())
-        self.parked.pop(worker.name, None)
-        empty = self.members.lose(worker, self.now)
-        self.out.append(ev.LostWorker(worker.name, worker.epoch, reason))
-        self.out.extend(ev.LostNode(node, reason) for node in empty)
-        for lease in leases:
-            self.revoke(lease, f"worker lost: {reason}", deaths=int(blame and not expected))
-
-    def _heard(self, name: str, epoch: int) -> Worker | None:
-        """The live worker that speaks; its word counts as a sign of life. Anyone else is told that it is fenced."""
-        worker = self.members.holder(name, epoch)
-        if worker is None:
-            self.out.append(ev.Wake(name, "fenced"))
-        else:
-            worker.last_seen = self.now
-        return worker
-
     # ------------------------------------------------------------------------------------ requests
 
     def _submit(self, event: ev.Submit) -> None:
         for request in event.requests:
             if request.kind == "draft":
-                self.out.append(ev.Ignored(f"{request.id}: drafts come from the draft source"))
+                self.out.append(ev.Ignored("drafts come from the draft source", request.id))
             elif request.id in self.records:
                 self.out.append(ev.Ignored(f"{request.id} is known"))
+            elif request.sample.iteration < self.oldest_iteration:
+                self.out.append(ev.Ignored("its iteration is long over", request.id))
             else:
-                record = self.records[request.id] = Record(request, request.id)
-                if self.stopped:
-                    self.cancel(record, self.stopped)
-                elif request.sample.iteration < self.oldest_iteration:
-                    self.cancel(record, "its iteration is long over")
-                else:
-                    self.newest_iteration = max(self.newest_iteration, request.sample.iteration)
-                    self.queue_of(record).push(record)
+                self._enter(Record(request, request.id))
         self.offer_parked()
+
+    def _enter(self, record: Record) -> None:
+        self.records[record.id] = record
+        if self.stopped is not None:
+            self.cancel(record, self.stopped)
+        else:
+            self.newest_iteration = max(self.newest_iteration, record.request.sample.iteration)
+            self.queue_of(record).push(record)
 
     def _cancel(self, event: ev.Cancel) -> None:
         for record in list(self.records.values()):
@@ -242,11 +104,11 @@ class Scheduler(Dispatch):
                 self.cancel(record, event.reason)
 
     def _pull(self, event: ev.Pull) -> None:
-        worker = self._heard(event.worker, event.epoch)
+        worker = self.heard(event.worker, event.epoch)
         if worker is None:
             return
         self.parked[worker.name] = max(event.max_requests, 1)
-        if self.stopped:
+        if self.stopped is not None:
             self.wake(worker, "stopped")
         else:
             self.offer(worker)
@@ -264,7 +126,7 @@ class Scheduler(Dispatch):
             self.out.append(ev.Refused(event.token, f"no step {event.step} in {lease.request.num_steps}"))
             return
         lease.worker.last_seen = self.now
-        self._advance(lease, event.step)
+        advance(lease, event.step, self.now)
         record = self.records[lease.request.id]
         state = record.state
         saved = event.digest is not None and (
@@ -273,11 +135,6 @@ class Scheduler(Dispatch):
         if saved:
             record.state = SavedState(event.step, lease.version, event.digest or "", event.num_bytes)
         self.out.append(ev.Progressed(event.token, record.id, event.step, saved, lease.stop_at))
-
-    def _advance(self, lease: Lease, step: int) -> None:
-        if lease.step < step <= lease.request.num_steps:
-            lease.step = step
-            lease.progress_at = self.now
 
     def _commit(self, event: ev.Commit) -> None:
         lease = self.leases.get(event.token)
@@ -334,7 +191,7 @@ class Scheduler(Dispatch):
         self.revoke(lease, "handed back")
         self.offer_parked()
 
-    # ------------------------------------------------------------------------------------ phases, time
+    # ------------------------------------------------------------------------------------ phases
 
     def _publish(self, event: ev.Publish) -> None:
         current = self.members.current
@@ -354,8 +211,8 @@ class Scheduler(Dispatch):
 
     def _open_drafts(self, event: ev.OpenDrafts) -> None:
         self.close_drafts("drafts opened anew")
-        if self.stopped or event.iteration < self.oldest_iteration:
-            self.out.append(ev.Ignored(self.stopped or "its iteration is long over"))
+        if self.stopped is not None or event.iteration < self.oldest_iteration:
+            self.out.append(ev.Ignored("drafts: the run or their iteration is over"))
             return
         self.drafting = event
         self.newest_iteration = max(self.newest_iteration, event.iteration)
@@ -372,22 +229,6 @@ class Scheduler(Dispatch):
         for name in list(self.parked):
             self.wake(self.members.workers[name], "stopped")
 
-    def _tick(self, event: ev.Tick) -> None:
-        members = self.members
-        if event.gap_s > self.policy.dead_after_s:
-            members.pause(self.now)
-            self.out.append(ev.Paused(event.gap_s))
-        for worker in members.silent(self.now):
-            self._lose(worker, "silent", blame=True)
-        for worker in members.stalled(self.now):
-            self._lose(worker, "no denoising step", blame=True)
-        for worker in members.cooled(self.now):
-            self.out.append(ev.InService(worker.name, "cooled down"))
-        for node in members.quiet(self.now):
-            self._back_in_service(node, "outlived its notice")
-        if self.parked:
-            self.offer_parked()
-
 
 def _mismatch(lease: Lease, outcome: Outcome) -> str | None:
     """What is wrong with an outcome of this lease."""
@@ -398,19 +239,17 @@ def _mismatch(lease: Lease, outcome: Outcome) -> str | None:
         return f"made with version {outcome.version}, granted for {lease.version}"
     if outcome.worker != lease.worker.name:
         return f"the token is {lease.worker.name}'s, not {outcome.worker}'s"
-    if not math.isfinite(outcome.cost_s):
-        return "cost_s is not finite"
     return None
 
 
 _HANDLERS: dict[type, Callable[[Scheduler, Any], None]] = {
-    ev.Join: Scheduler._join,
-    ev.Admit: Scheduler._admit,
-    ev.Heartbeat: Scheduler._heartbeat,
-    ev.Notice: Scheduler._notice,
-    ev.WithdrawNotice: Scheduler._withdraw_notice,
-    ev.NodeLost: Scheduler._node_lost,
-    ev.WorkerLost: Scheduler._worker_lost,
+    ev.Join: Scheduler.join,
+    ev.Admit: Scheduler.admit,
+    ev.Heartbeat: Scheduler.heartbeat,
+    ev.Notice: Scheduler.notice,
+    ev.WithdrawNotice: Scheduler.withdraw_notice,
+    ev.NodeLost: Scheduler.node_lost,
+    ev.WorkerLost: Scheduler.worker_lost,
     ev.Submit: Scheduler._submit,
     ev.Cancel: Scheduler._cancel,
     ev.Pull: Scheduler._pull,
@@ -423,5 +262,5 @@ _HANDLERS: dict[type, Callable[[Scheduler, Any], None]] = {
     ev.OpenDrafts: Scheduler._open_drafts,
     ev.CloseDrafts: Scheduler._close_drafts,
     ev.Stop: Scheduler._stop,
-    ev.Tick: Scheduler._tick,
+    ev.Tick: Scheduler.tick,
 }

@@ -84,6 +84,8 @@ class Outcome:
             raise ValueError(f"reward must be finite or None, got {self.reward}")
         if not (math.isfinite(self.cost_s) and self.cost_s >= 0):
             raise ValueError(f"cost_s must be finite and not negative, got {self.cost_s}")
+        if self.num_steps < 0 or self.resumed_from < 0:
+            raise ValueError("num_steps and resumed_from must not be negative")
 
 
 @dataclass(frozen=True, slots=True)

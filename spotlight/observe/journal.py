@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -180,11 +181,8 @@ def _number(path: Path) -> int:
 def _last_seq(paths: list[Path]) -> int:
     """The last number given, found in the newest segment that holds a record."""
     for path in reversed(paths):
-        last = None
-        for last in _read_segment(path):
-            pass
-        if last is not None:
-            return int(last["seq"])
+        if last := deque(_read_segment(path), maxlen=1):
+            return int(last[0]["seq"])
     return 0
 
 

@@ -80,6 +80,11 @@ class Coordinator:
                 self._shell.answer(worker, [])
         return waiter.result()
 
+    async def end_pull(self, worker: str, epoch: int) -> None:
+        """Let the worker's waiting pull return now, with nothing."""
+        self._shell.take(ev.EndPull(worker, epoch))
+        self._shell.answer(worker, [])
+
     async def renew(self, worker: str, epoch: int, beats: Sequence[Mapping[str, int]]) -> Reply:
         """Live on: {cancelled, stop_at, fenced, version, stop}. `beats`: every token held, as {token, step}.
 
@@ -105,6 +110,10 @@ class Coordinator:
         if answer.saved:
             self._shell.states[answer.request] = blob
         return {"saved": answer.saved, "cancelled": False, "stop_at": answer.stop_at, "reason": ""}
+
+    async def save_states(self, states: Sequence[tuple[int, int, bytes]]) -> list[Reply]:
+        """`save_state` of several (token, step, blob), in order."""
+        return [await self.save_state(*state) for state in states]
 
     async def commit(self, token: int, outcome: Mapping[str, Any]) -> Reply:
         """Report a finished request, its artifact stored: {accepted, reason}. May be repeated safely."""
@@ -212,7 +221,7 @@ def start_coordinator(
     """The actor's handle, its time running. `options` are Ray's: name, namespace, resources, ..."""
     import ray
 
-    actor = ray.remote(Coordinator).options(num_cpus=0, max_concurrency=MAX_CALLS, **options)
+    actor = ray.remote(Coordinator).options(**{"num_cpus": 0, "max_concurrency": MAX_CALLS, **options})
     handle = actor.remote(str(folder), policy, planner, tick_s)
     ray.get(handle.ready.remote())
     return handle
