@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,8 @@ from typing import Any
 import yaml
 
 from spotlight.core.billing import BillingRule
-from spotlight.core.cost import Market, PricePoint, amount
+from spotlight.core.cost import Market, PriceClass, PricePoint, amount
+from spotlight.core.ledger import Ledger
 from spotlight.errors import DataError
 
 _FLOOR = Decimal("0.1")  # catalogs list just a tenth of the on-demand price where there is no spot market
@@ -83,6 +85,28 @@ class PriceBook:
         if known := self._by_market.get(region._replace(price_class="on_demand")):
             return replace(known[0], market=market, source=f"{known[0].source}, on-demand price as ceiling")
         return None
+
+
+def default_book(home: Path) -> PriceBook:
+    """Everything known without asking the network: last known live prices, SkyPilot's catalog, our table."""
+    return PriceBook([*PriceCache(home / "prices.json").load(), *catalog_quotes(), *packaged_quotes()])
+
+
+def h100_prices(book: PriceBook) -> dict[PriceClass, PricePoint]:
+    """Prices of the 8x H100 machine that runs on own hardware are compared with: p5.48xlarge in Ohio."""
+    classes: tuple[PriceClass, ...] = ("spot", "on_demand")
+    quotes = (book.find(Market("aws", "us-east-2", "", "p5.48xlarge", each)) for each in classes)
+    return {quote.market.price_class: quote.point(-math.inf) for quote in quotes if quote}
+
+
+def fill(ledger: Ledger, book: PriceBook) -> Ledger:
+    """The ledger with prices from the book where the run recorded none, also for the on-demand comparison."""
+    found: dict[Market, tuple[PricePoint, ...]] = {}
+    for item in ledger.intervals:
+        for market in (item.market(), item.market("on_demand")):
+            if not ledger.series(market) and (quote := book.find(market)):
+                found[market] = (quote.point(-math.inf),)
+    return replace(ledger, prices={**ledger.prices, **found})
 
 
 def screen(quotes: Iterable[Quote]) -> list[Quote]:
