@@ -107,7 +107,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.end(command.request, "committed")
                 self.believe_commit(event.outcome, self.grants[command.token])
             case ev.Accepted(again=True):
-                assert self.trained.get(self.grants[command.token].request.sample, command.token) == command.token
+                assert (
+                    self.trained.get(self.grants[command.token].request.sample, command.token)
+                    == command.token
+                )
             case ev.Cancelled():
                 assert command.reason
                 self.end(command.request, "cancelled")
