@@ -44,7 +44,7 @@ KINDS = (
 )
 PHASES = ("explore", "roll_out", "score", "train", "publish", "eval")
 NODE_STATES = ("joining", "ready", "notice", "lost", "back")
-_GONE = ("lost",)
+_GONE = ("lost", "ended")
 
 
 @dataclass(slots=True)
@@ -166,12 +166,20 @@ def _warning(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
 def _finished(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
     summary = event.get("summary")
     state.summary = dict(summary) if isinstance(summary, Mapping) else {}
-    state.phase = ""
+    _end(state, at_s)
 
 
 def _failed(state: Progress, event: Mapping[str, Any], at_s: float) -> None:
     state.failure = {key: event.get(key) for key in ("code", "message", "hint")}
+    _end(state, at_s)
+
+
+def _end(state: Progress, at_s: float) -> None:
+    """No node outlives its run, so none is shown as ready after it."""
     state.phase = ""
+    for node in state.nodes.values():
+        if not node.gone:
+            node.state, node.why, node.since_s = "ended", "", at_s
 
 
 _HANDLERS: Mapping[str, Callable[[Progress, Mapping[str, Any], float], None]] = {

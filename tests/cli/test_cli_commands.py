@@ -102,8 +102,8 @@ def test_status_is_the_same_as_table_and_as_json(run: Any) -> None:
     assert "tiny: finished, 3/30 iterations" in table
     assert "0.59 → 0.83" in table
     node = next(node for node in document["nodes"] if node["node"] == "spot-0")
-    assert (node["state"], node["price_class"]) == ("back", "spot")
-    assert any(line.split()[:4] == ["spot-0", "explorer", "spot", "back"] for line in table.splitlines())
+    assert (node["state"], node["price_class"]) == ("ended", "spot")
+    assert any(line.split()[:4] == ["spot-0", "explorer", "spot", "ended"] for line in table.splitlines())
     assert all(age >= 0 for key, age in document.items() if key.endswith("age_s") and age is not None)
 
 

@@ -49,7 +49,8 @@ def test_the_whole_story() -> None:
     assert state.grids == [(1, "samples/it00001.png")]
     assert state.warnings == ["3 groups had no variance"]
     assert state.lost_nodes == 1
-    node = state.nodes["spot-0"]
+    assert state.nodes["spot-0"].state == "ended"
+    node = progress.fold(STORY[:-1]).nodes["spot-0"]
     assert (node.state, node.role, node.price_class, node.since_s, node.gone) == (
         "back",
         "explorer",
