@@ -85,7 +85,10 @@ def verify(run: str, *, replay: bool = False) -> list[Verdict]:
     from spotlight.observe import journal
 
     folder = _existing(run) / "journal"
-    verdicts = [*history.check(journal.read(folder)), *history_nodes.check(journal.read(folder))]
+    nodes = history_nodes.NodeHistory()
+    for record in journal.read(folder):
+        nodes.see(record)
+    verdicts = [*history.check(journal.read(folder)), *nodes.verdicts()]
     if replay:
         verdicts.append(again.replay(journal.read(folder)))
     return verdicts

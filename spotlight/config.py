@@ -149,6 +149,7 @@ class ClusterConfig(Section):
     """Machines of a local run and the failure detector of any run."""
 
     spot: int = Field(2, ge=0, le=512, description="spot nodes")
+    start_with: int = Field(0, ge=0, description="spot nodes that must be ready before the first iteration")
     heartbeat_s: float = Field(1.0, gt=0, le=60)
     dead_after_s: float = Field(3.0, gt=0, le=600)
     respawn_s: float = Field(5.0, ge=0, description="a lost local spot node comes back after this long")
@@ -157,6 +158,8 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _detector_is_patient(self) -> ClusterConfig:
+        if self.start_with > self.spot:
+            raise ValueError(f"start_with is {self.start_with}, but there are {self.spot} spot nodes")
         if self.dead_after_s < 2 * self.heartbeat_s:
             raise ValueError("dead_after_s must be at least two heartbeats")
         return self

@@ -63,6 +63,7 @@ class RunMeter:
         self._holders: dict[int, tuple[str, str]] = {}  # token -> (worker, request)
         self._last_worker: dict[str, str] = {}  # request -> who had it
         self._open: tuple[Window, float, float, float] | None = None
+        self._gone: set[str] = set()
         self._begun_inside: set[int] = set()  # tokens granted in the open window
         self.windows: list[Window] = []
         self.drafts = 0
@@ -132,6 +133,14 @@ class RunMeter:
                 fresh.busy_s, fresh.here_s = known.busy_s, known.here_s
                 fresh.here_since = known.here_since
             self._workers[event["worker"]] = fresh
+            self._gone.discard(event["node"])
+        elif event["type"] == "NodeLost" and event.get("preempted", True):
+            self._preempted(event["node"])  # it may have been lost before it ever joined
+
+    def _preempted(self, node: str) -> None:
+        """Count a loss once, whoever saw it first."""
+        self.preemptions += node not in self._gone
+        self._gone.add(node)
 
     def _command(self, command: Mapping[str, Any], now: float, event: Mapping[str, Any]) -> None:
         kind = command["type"]
@@ -154,8 +163,8 @@ class RunMeter:
             if worker is not None:
                 worker.close(now)
         elif kind == "LostNode":
-            ours = any(w.node == command["node"] and w.spot for w in self._workers.values())
-            self.preemptions += ours and event.get("preempted", True)
+            if event.get("preempted", True):
+                self._preempted(command["node"])
 
     def _granted(self, grant: Mapping[str, Any], now: float) -> None:
         name, request = grant["worker"], grant["request"]
@@ -177,7 +186,7 @@ class RunMeter:
             self._open[0].drafts += token in self._begun_inside
 
     def _ended(self, token: int, now: float) -> None:
-        name, request = self._holders.pop(token, ("", ""))
+        name, _ = self._holders.pop(token, ("", ""))
         worker = self._workers.get(name)
         if worker is None:
             return

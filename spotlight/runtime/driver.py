@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotlight.core.draft_cost import TrainingBudget
+from spotlight.errors import CapacityError
 from spotlight.observe.meter import RunMeter
 from spotlight.observe.metrics import Recorder
 from spotlight.rl import data
@@ -20,6 +21,7 @@ from spotlight.runtime.place import Place
 from spotlight.runtime.remote import get
 
 COLLECT_S = 1.0
+AWAIT_SPOT_S = 600.0
 FIRST_BUDGET_S = 60.0  # before the first training has been timed
 SEEDS_PER_ITERATION = 65_536
 Emit = Callable[[Mapping[str, Any]], None]
@@ -43,6 +45,17 @@ class Driver:
     _budget: TrainingBudget = field(default_factory=lambda: TrainingBudget(quantile=0.9))
     _collected: int = 0
     _numbers: dict[str, float] = field(default_factory=dict)
+
+    def await_spot(self, number: int) -> None:
+        """Wait until so many spot nodes can serve. Raises CapacityError when they do not come."""
+        deadline = time.monotonic() + AWAIT_SPOT_S
+        while self._num_spot() < number:
+            if time.monotonic() > deadline:
+                raise CapacityError(
+                    f"{self._num_spot()} of {number} spot nodes were ready after {AWAIT_SPOT_S:.0f} s",
+                    hint="lower cluster.start_with: a run can begin with none",
+                )
+            time.sleep(0.1)
 
     def begin(self, iteration: int) -> None:
         """A new iteration: its numbers start empty."""
@@ -174,6 +187,10 @@ class Driver:
         self.recorder.record("iteration", iteration, numbers, time.time())
 
     # ------------------------------------------------------------------------------------ inside
+
+    def _num_spot(self) -> int:
+        workers = self._call("snapshot")["workers"]
+        return sum(worker["role"] == "spot" and worker["serving"] for worker in workers.values())
 
     def _publish(self, version: int) -> None:
         stored = get(self.trainer.publish.remote(version))

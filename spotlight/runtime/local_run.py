@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from spotlight.config import RunConfig
-from spotlight.errors import Interrupted, NotFoundError, SpotlightError
+from spotlight.errors import Interrupted, SpotlightError
 from spotlight.observe.meter import RunMeter
 from spotlight.observe.metrics import open_recorder
 from spotlight.observe.progress import ProgressLog
@@ -128,6 +128,7 @@ def _run(
             prompts=data.load(config.data.train),
         )
         first, groups = _beginning(driver, resume)
+        driver.await_spot(config.cluster.start_with)
         loop.train(driver, first=first, groups=groups)
         get(trainer.export.remote())
         get(coordinator.stop.remote("finished"))

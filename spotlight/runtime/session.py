@@ -98,7 +98,6 @@ class Session:
             time.sleep(0.05)
 
     def _connect(self, deadline: float) -> None:
-        # Ray tells the driver's terminal about every node that dies; our journal does that, once.
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         while True:
             try:
@@ -108,6 +107,7 @@ class Session:
                     log_to_driver=False,
                     configure_logging=False,
                 )
+                _hush()
                 return
             except (ConnectionError, RuntimeError) as error:
                 self._check_head(deadline, error)
@@ -140,6 +140,17 @@ class Session:
             else:
                 os.environ[name] = value
         _reread_settings()
+
+
+def _hush() -> None:
+    """Keep Ray from printing on our stdout that a node died; the journal says it, once.
+
+    There is no switch for it: its listening thread ends when told to stop and its subscription is closed.
+    """
+    from ray._private.worker import global_worker
+
+    global_worker.threads_stopped.set()
+    global_worker.gcs_error_subscriber.close()
 
 
 def _reread_settings() -> None:
