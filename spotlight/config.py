@@ -172,6 +172,12 @@ class BudgetConfig(Section):
     hours: float | None = Field(None, gt=0)
 
 
+class ObserveConfig(Section):
+    """Where the numbers go besides the run folder."""
+
+    wandb_project: str | None = Field(None, description="Weights & Biases project; empty: not used")
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -189,6 +195,7 @@ class RunConfig(Section):
     explore: ExploreConfig = ExploreConfig()
     cluster: ClusterConfig = ClusterConfig()
     budget: BudgetConfig = BudgetConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
     def _noise_can_explore(self) -> RunConfig:

@@ -17,7 +17,7 @@ import ray
 from spotlight.config import RunConfig
 from spotlight.errors import Interrupted, SpotlightError
 from spotlight.observe.meter import RunMeter
-from spotlight.observe.metrics import open_recorder
+from spotlight.observe.metrics import Recorder, open_recorder
 from spotlight.observe.progress import ProgressLog
 from spotlight.rl import data
 from spotlight.runtime import loop
@@ -47,20 +47,25 @@ def run(
     Raises a SpotlightError; whatever happens, no process of the run is left.
     """
     tell = ProgressLog(folder, on_event)
-    began = time.time()
     try:
         with _interruptible():
-            return _run(config, folder, preemptions, resume, tell, began)
+            return _run(config, folder, preemptions, resume, tell, time.time())
     except KeyboardInterrupt:
-        error: SpotlightError = Interrupted(
-            "interrupted", hint=f"spotlight train --resume --name {folder.name}"
-        )
-    except SpotlightError as known:
-        error = known
+        error = Interrupted("interrupted", hint=f"spotlight train --resume --name {folder.name}")
+        _tell_failure(tell, error)
+        raise error from None
+    except SpotlightError as error:
+        _tell_failure(tell, error)
+        raise
+    except Exception as error:
+        _tell_failure(tell, SpotlightError(f"{type(error).__name__}: {error}"))
+        raise
     finally:
         tell.close()
+
+
+def _tell_failure(tell: Emit, error: SpotlightError) -> None:
     tell({"kind": "run_failed", "code": error.code, "message": error.message, "hint": error.hint})
-    raise error
 
 
 def _run(
@@ -72,75 +77,81 @@ def _run(
     began: float,
 ) -> dict[str, Any]:
     tell({"kind": "run_started", "run": folder.name, "iterations": config.iterations, **_facts(config)})
-    session = Session(folder)
-    recorder = open_recorder(folder, run=folder.name, config=config.model_dump(mode="json"))
-    fleet: Fleet | None = None
-    try:
-        session.start()
-        tell(
-            {
-                "kind": "node",
-                "node": HEAD.name,
-                "state": "joining",
-                "role": "trainer",
-                "price_class": "on_demand",
-            }
-        )
-        place = Place(config, str(folder))
-        head = session.on(session.head_id())
-        coordinator = start_coordinator(
-            folder / JOURNAL,
-            policy=_policy(config),
-            planner=_planner(config),
-            tick_s=min(0.1, config.cluster.dead_after_s / 10),
-            **head,
-        )
-        fleet = Fleet(
-            session,
-            num_spot=config.cluster.spot,
-            told=place.tell(),
-            coordinator=coordinator,
-            respawn_s=config.cluster.respawn_s,
-            preemptions=preemptions,
-            emit=tell,
-        )
-        fleet.start()
-        trainer = ray.remote(TrainerActor).options(max_concurrency=2, **head)
-        trainer = trainer.remote(place.tell(), coordinator, HEAD.name)
-        get(trainer.check.remote())
-        tell(
-            {
-                "kind": "node",
-                "node": HEAD.name,
-                "state": "ready",
-                "role": "trainer",
-                "price_class": "on_demand",
-            }
-        )
-        driver = Driver(
-            place=place,
-            coordinator=coordinator,
-            trainer=trainer,
-            fleet=fleet,
-            meter=RunMeter(folder / JOURNAL),
-            recorder=recorder,
-            emit=tell,
-            prompts=data.load(config.data.train),
-        )
+    with contextlib.ExitStack() as tidy:
+        driver = _bring_up(config, folder, preemptions, tell, tidy)
         first, groups = _beginning(driver, resume)
         driver.await_spot(config.cluster.start_with)
         loop.train(driver, first=first, groups=groups)
-        get(trainer.export.remote())
-        get(coordinator.stop.remote("finished"))
+        get(driver.trainer.export.remote())
+        get(driver.coordinator.stop.remote("finished"))
         summary = _summary(driver, began)
         _write(folder / SUMMARY, summary)
-        tell({"kind": "run_finished", "summary": summary})
-        return summary
-    finally:
-        if fleet is not None:
-            fleet.close()
-        session.close()
-        recorder.close()
+    tell({"kind": "run_finished", "summary": summary})
+    return summary
+
+
+def _bring_up(
+    config: RunConfig,
+    folder: Path,
+    preemptions: Sequence[Preemption],
+    tell: Emit,
+    tidy: contextlib.ExitStack,
+) -> Driver:
+    """Cluster, coordinator, spot nodes, trainer; `tidy` learns how to end each of them."""
+    recorder = open_recorder(
+        folder,
+        run=folder.name,
+        config=config.model_dump(mode="json"),
+        wandb_project=config.observe.wandb_project,
+    )
+    tidy.callback(_close_recorder, recorder, tell)
+    session = Session(folder)
+    tidy.callback(session.close)
+    _tell_head(tell, "joining")
+    session.start()
+    place = Place(config, str(folder))
+    head = session.on(session.head_id())
+    coordinator = start_coordinator(
+        folder / JOURNAL,
+        policy=_policy(config),
+        planner=_planner(config),
+        tick_s=min(0.1, config.cluster.dead_after_s / 10),
+        **head,
+    )
+    fleet = Fleet(
+        session,
+        num_spot=config.cluster.spot,
+        told=place.tell(),
+        coordinator=coordinator,
+        respawn_s=config.cluster.respawn_s,
+        preemptions=preemptions,
+        emit=tell,
+    )
+    tidy.callback(fleet.close)
+    fleet.start()
+    trainer = ray.remote(TrainerActor).options(max_concurrency=2, **head)
+    trainer = trainer.remote(place.tell(), coordinator, HEAD.name)
+    get(trainer.check.remote())
+    _tell_head(tell, "ready")
+    return Driver(
+        place=place,
+        coordinator=coordinator,
+        trainer=trainer,
+        fleet=fleet,
+        meter=RunMeter(folder / JOURNAL),
+        recorder=recorder,
+        emit=tell,
+        prompts=data.load(config.data.train),
+    )
+
+
+def _tell_head(tell: Emit, state: str) -> None:
+    tell({"kind": "node", "node": HEAD.name, "state": state, "role": "trainer", "price_class": "on_demand"})
+
+
+def _close_recorder(recorder: Recorder, tell: Emit) -> None:
+    for problem in recorder.close():
+        tell({"kind": "warning", "text": problem})
 
 
 def _beginning(driver: Driver, resume: bool) -> tuple[int, Any]:

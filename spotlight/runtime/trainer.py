@@ -28,7 +28,15 @@ from spotlight.store import checkpoint, weights
 
 # The validation noise is the same in every run, so that scores of runs can be compared.
 EVAL_RUN_SEED, EVAL_SEED = 0, 2**40
-RESUMABLE_CHANGES = ("iterations", "eval_every", "checkpoint_every", "keep_checkpoints", "cluster", "budget")
+RESUMABLE_CHANGES = (
+    "iterations",
+    "eval_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "cluster",
+    "budget",
+    "observe",
+)
 GRID_IMAGES = 32
 
 
