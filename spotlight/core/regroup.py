@@ -35,6 +35,8 @@ class Limits:
     heads: int
     max_degree: int = 8
     min_rows: int = 4
+    even_heads: bool = False
+    """Only degrees that divide the heads: uneven ones work, but their slowest rank sets the pace."""
     weights_bytes: int = 0
     row_bytes: int = 0
     """Activation memory per image token that a rank holds."""
@@ -49,6 +51,8 @@ class Limits:
             return f"degree {degree} is above the allowed {self.max_degree}"
         if degree > self.heads:
             return f"degree {degree} exceeds the {self.heads} attention heads"
+        if self.even_heads and self.heads % degree:
+            return f"{self.heads} attention heads do not split evenly over {degree} ranks"
         if degree > 1 and rows < degree * self.min_rows:
             return f"{rows} image tokens over {degree} ranks are fewer than {self.min_rows} each"
         need = self.weights_bytes + math.ceil(rows / degree) * self.row_bytes

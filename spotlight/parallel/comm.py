@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from spotlight.errors import CommError
 
@@ -56,7 +56,7 @@ class Comm(Protocol):
 
 
 def form(
-    store: Store,
+    store: tuple[str, int],
     name: str,
     rank: int,
     size: int,
@@ -65,18 +65,72 @@ def form(
     address: str | None = None,
     form_timeout_s: float = 3.0,
     op_timeout_s: float = 30.0,
+    cancelled: threading.Event | None = None,
 ) -> Comm:
-    """Join the group `name`, unique for its lifetime, as `rank` of `size`; blocks until all have joined.
+    """Join the group `name`, unique for its lifetime, as `rank` of `size`; return when all have joined.
 
-    `store` must live on a machine that is not preempted. `address` is the local IP that peers can reach
-    (gloo only; NCCL obeys NCCL_SOCKET_IFNAME). Raises CommError when a member is missing.
+    `store` is host and port of a TCPStore, on a machine that is not preempted. `address` is the local IP that
+    peers can reach (gloo only; NCCL obeys NCCL_SOCKET_IFNAME). Raises CommError when a member is missing
+    after `form_timeout_s`, or soon after `cancelled` is set.
     """
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not in a group of {size}")
-    kind = NcclComm if torch.device(device).type == "cuda" else GlooComm
-    return kind(
-        PrefixStore(name, store), rank, size, torch.device(device), address, form_timeout_s, op_timeout_s
-    )
+    where = torch.device(device)
+
+    def build() -> Comm:
+        timeout = timedelta(seconds=form_timeout_s)
+        client = TCPStore(*store, is_master=False, wait_for_workers=False, timeout=timeout)
+        kind = NcclComm if where.type == "cuda" else GlooComm
+        return kind(PrefixStore(name, client), rank, size, where, address, form_timeout_s, op_timeout_s)
+
+    return _Formation(build, f"group {name} of {size}").wait(form_timeout_s, cancelled or threading.Event())
+
+
+class _Formation:
+    """Forms a group in a thread that can be left behind.
+
+    When a peer freezes half-way, gloo retries for five times the timeout it was given (measured), and nothing
+    stops it. So the caller stops waiting; what then still comes of it is dropped.
+    """
+
+    def __init__(self, build: Callable[[], Comm], what: str) -> None:
+        self._build, self._what = build, what
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._left = False
+        self._comm: Comm | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="form", daemon=True).start()
+
+    def wait(self, timeout_s: float, cancelled: threading.Event) -> Comm:
+        deadline = time.monotonic() + timeout_s
+        while not self._finished.wait(2e-3):
+            if cancelled.is_set():
+                return self._leave("cancelled")
+            if time.monotonic() > deadline:
+                return self._leave(f"no complete membership within {timeout_s:g} s")
+        return self._leave("failed")
+
+    def _run(self) -> None:
+        comm = None
+        try:
+            comm = self._build()
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
+            self._error = error
+        with self._lock:
+            if not self._left:
+                self._comm, comm = comm, None
+        self._finished.set()
+        del comm  # not `close`: its list of sockets may hold those of the next group, formed meanwhile
+
+    def _leave(self, reason: str) -> Comm:
+        with self._lock:
+            self._left = True
+        if self._comm is not None:
+            return self._comm
+        if self._error is not None:
+            reason = _reason(self._error)
+        raise CommError(f"{self._what} did not form: {reason}") from self._error
 
 
 class _Collectives:
@@ -131,13 +185,12 @@ class GlooComm(_Collectives):
         options._devices = [ProcessGroupGloo.create_device(hostname=address or "127.0.0.1")]
         options._timeout = timedelta(seconds=form_timeout_s)
         before = _open_sockets()
-        with _as_comm_error(f"group of {size} did not form within {form_timeout_s:g} s", self._aborted):
-            self._backend = ProcessGroupGloo(store, rank, size, options)
+        self._backend = ProcessGroupGloo(store, rank, size, options)
         self._backend._set_default_timeout(timedelta(seconds=op_timeout_s))
         self._sockets = _open_sockets() - before
 
     def _run(self, issue: Callable[[], Any]) -> None:
-        with _as_comm_error("collective failed", self._aborted):
+        with _as_comm_error(self._aborted):
             if self._aborted.is_set():
                 raise RuntimeError("the group was aborted")
             issue().wait()
@@ -181,26 +234,22 @@ class NcclComm(_Collectives):
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=form_timeout_s)
         options.config.blocking = 0
-        store.set_timeout(timedelta(seconds=form_timeout_s))
-        with _as_comm_error(f"group of {size} did not form within {form_timeout_s:g} s", self._aborted):
-            self._backend = ProcessGroupNCCL(store, rank, size, options)
-            self._backend.eager_connect_single_device(device)
-            self._first_exchange(form_timeout_s)
-
-    def _first_exchange(self, timeout_s: float) -> None:
-        """A non-blocking communicator is ready only after its first collective."""
-        self._run(lambda: self._backend.allreduce([torch.ones(1, device=self._device)]))
-        self._wait_stream(timeout_s)
+        torch.cuda.set_device(device)  # per thread
+        self._backend = ProcessGroupNCCL(store, rank, size, options)
+        self._backend.eager_connect_single_device(device)
+        # A non-blocking communicator is ready only after its first collective.
+        self._backend.allreduce([torch.ones(1, device=device)]).wait()
+        self._wait_stream(form_timeout_s)
 
     def _run(self, issue: Callable[[], Any]) -> None:
-        with _as_comm_error("collective failed", self._aborted):
+        with _as_comm_error(self._aborted):
             if self._aborted.is_set():
                 raise RuntimeError("the group was aborted")
             issue().wait()  # orders streams, does not block this thread
 
     def synchronize(self) -> None:
         """Wait for the current stream, watching the abort flag and the operation timeout."""
-        with _as_comm_error("collective failed", self._aborted):
+        with _as_comm_error(self._aborted):
             self._wait_stream(self._op_timeout_s)
 
     def _wait_stream(self, timeout_s: float) -> None:
@@ -230,13 +279,16 @@ class NcclComm(_Collectives):
 
 
 @contextlib.contextmanager
-def _as_comm_error(what: str, aborted: threading.Event) -> Iterator[None]:
+def _as_comm_error(aborted: threading.Event) -> Iterator[None]:
     """torch reports every network fault as a RuntimeError (DistStoreError and gloo's own are ones)."""
     try:
         yield
     except RuntimeError as error:
-        reason = "aborted" if aborted.is_set() else str(error).strip().splitlines()[0][:160]
-        raise CommError(f"{what}: {reason}") from error
+        raise CommError(f"collective failed: {'aborted' if aborted.is_set() else _reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0][:160]
 
 
 def _open_sockets() -> set[tuple[int, str]]:

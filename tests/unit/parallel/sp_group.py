@@ -27,8 +27,7 @@ def run_group(size, fn, **form_options):
 
     def rank(r):
         torch.set_num_threads(1)
-        own = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        group = comm.form(own, name, r, size, **form_options)
+        group = comm.form(("127.0.0.1", port), name, r, size, **form_options)
         groups.append(group)
         try:
             return fn(group)

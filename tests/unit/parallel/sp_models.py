@@ -53,7 +53,8 @@ def sd3(heads=4, dual=(), qk_norm=None, **kw):
     defaults = dict(
         sample_size=32, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=16,
         num_attention_heads=heads, joint_attention_dim=32, caption_projection_dim=heads * 16,
-        pooled_projection_dim=64, out_channels=4, pos_embed_max_size=32, dual_attention_layers=dual, qk_norm=qk_norm,
+        pooled_projection_dim=64, out_channels=4, pos_embed_max_size=32,
+        dual_attention_layers=dual, qk_norm=qk_norm,
     )  # fmt: skip
     return SD3Transformer2DModel(**{**defaults, **kw}).eval()
 

@@ -58,7 +58,7 @@ def rank_main(case, size, rank, port, queue):
         expected = build()(**make())[0]
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     model = build()
-    install(model).bind(comm.form(store, "ours", rank, size, form_timeout_s=30))
+    install(model).bind(comm.form(("127.0.0.1", port), "ours", rank, size, form_timeout_s=30))
     with torch.no_grad():
         ours = model(**make())[0]
     world = dist.PrefixStore("world", store)

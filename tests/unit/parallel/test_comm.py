@@ -61,14 +61,34 @@ def test_copy_weights_takes_parameters_and_buffers_of_the_root():
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
 
 
+def here():
+    return ("127.0.0.1", store().port)
+
+
 def test_a_missing_member_is_an_error_after_the_timeout():
-    with pytest.raises(CommError, match="did not form within"):
-        comm.form(store(), "test/alone", 0, 2, form_timeout_s=0.3)
+    with pytest.raises(CommError, match="did not form"):
+        comm.form(here(), "test/alone", 0, 2, form_timeout_s=0.3)
+
+
+def test_forming_can_be_cancelled_from_another_thread():
+    cancelled = threading.Event()
+    threading.Timer(0.1, cancelled.set).start()
+    with pytest.raises(CommError, match="cancelled"):
+        comm.form(here(), "test/cancelled", 0, 2, form_timeout_s=3, cancelled=cancelled)
+    for thread in threading.enumerate():  # what was left behind ends by itself
+        if thread.name == "form":
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_a_store_that_is_not_there_is_an_error():
+    with pytest.raises(CommError, match="did not form"):
+        comm.form(("127.0.0.1", 1), "test/nowhere", 0, 2, form_timeout_s=0.5)
 
 
 def test_a_rank_outside_the_group_is_refused():
     with pytest.raises(ValueError, match="rank 2"):
-        comm.form(store(), "test/outside", 2, 2)
+        comm.form(here(), "test/outside", 2, 2)
 
 
 def test_abort_frees_a_rank_that_waits_for_a_silent_peer():

@@ -203,7 +203,7 @@ def test_two_processes_hold_the_weights_once(tmp_path):
     size_kib = 64 << 10
     arena.create(tmp_path / "w", {f"t{i}": torch.ones(1 << 20) for i in range(16)})
     command = [sys.executable, "-c", CHILD, str(tmp_path / "w")]
-    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
+    pipe, root = subprocess.PIPE, Path(__file__).parents[3]
     two = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=root) for _ in range(2)]
     for process in two:
         assert process.stdout.readline() == "touched\n"
