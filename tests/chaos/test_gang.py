@@ -60,7 +60,13 @@ def soon(action, after_s=0.15):
 
 def kill(made, *gpus, how=signal.SIGKILL):
     pids = [made.pids[gpu] for gpu in gpus]
-    return lambda: [os.kill(pid, how) for pid in pids]
+
+    def blow():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # the gang was faster
+                os.kill(pid, how)
+
+    return blow
 
 
 def assert_gone(pids):
