@@ -40,6 +40,7 @@ class DraftCost:
         self.discount, self.ridge = discount, ridge
         self._gram = np.zeros((4, 4))
         self._moment = np.zeros(4)
+        self._coefficients = np.zeros(4)
         self._error = 0.0  # faded sum of squared relative errors
         self._weight = 0.0
 
@@ -53,15 +54,15 @@ class DraftCost:
         self._gram = self.discount * self._gram + np.outer(features, features)
         self._moment = self.discount * self._moment + features * seconds
         self._weight = self.discount * self._weight + 1.0
+        ridge = self.ridge * np.diag(np.maximum(np.diag(self._gram), 1e-12))
+        self._coefficients = np.linalg.solve(self._gram + ridge, self._moment)
 
     def predict(self, setting: DraftSetting, degree: int = 1) -> float | None:
         """Expected seconds of one draft, or None when nothing was measured yet."""
         if self._weight == 0.0:
             return None
-        ridge = self.ridge * np.diag(np.maximum(np.diag(self._gram), 1e-12))
-        weights = np.linalg.solve(self._gram + ridge, self._moment)
         floor = 0.1 * float(self._moment[0]) / float(self._gram[0, 0])
-        return max(float(setting.work(degree) @ weights), floor)
+        return max(float(setting.work(degree) @ self._coefficients), floor)
 
     def high(self, setting: DraftSetting, degree: int = 1, quantile: float = 0.9) -> float | None:
         """A high quantile of the seconds of one draft, from the relative errors so far."""

@@ -20,7 +20,7 @@ Phi: TypeAlias = Callable[[Floats], Floats]
 Law: TypeAlias = Callable[[np.random.Generator, tuple[int, int]], Floats]
 
 _REPLICATES = 32
-_REFRESH = 16  # rows whose gain is computed anew per pull; bounds the cost of a pull
+_REFRESH = 8  # rows whose gain is computed anew per pull; bounds the cost of a pull
 _PILOTS_OUT = 1e-3  # more drafts of a prompt whose pilots are still out come after all others
 
 
@@ -171,7 +171,8 @@ class ExpectedGain:
         self._at = np.zeros((len(book.rows), len(self._ahead)))
         self._gain = np.zeros_like(self._at)
         self._stale: dict[int, None] = {}
-        self._refresh(book, list(range(len(book.rows))))
+        for begin in range(0, len(book.rows), _REFRESH):
+            self._refresh(book, list(range(begin, min(begin + _REFRESH, len(book.rows)))))
 
     def changed(self, i: int) -> None:
         """Remember to compute the row's gain anew."""

@@ -58,7 +58,8 @@ class RankTrust:
             return self.prior_z, math.sqrt(_FIELLER / self.prior_pairs), 0.0
         ages, drafts, finals = (np.array(column) for column in zip(*self._pairs, strict=True))
         weights = self.discount ** np.maximum(iteration - ages, 0)
-        pairs = float(weights.sum())
+        # A pair near the middle says little; uniform ranks have a mean square of 1/12, and count as one.
+        pairs = float((weights * drafts * drafts).sum()) * 12.0
         z = math.atanh(max(-0.999, min(0.999, _correlation(drafts, finals, weights))))
         worth = max(pairs - 3.0, 0.0)
         total = worth + self.prior_pairs
