@@ -89,6 +89,7 @@ class Attendance(Dispatch):
             self._stop_leases(worker, deadline)
             if worker.name in self.parked:
                 self.wake(worker, "draining")
+        self.offer_parked()  # what was to be done sooner there may be better done here now
 
     def _stop_leases(self, worker: Worker, deadline: float) -> None:
         """Let what ends well before the deadline finish; every other batch stops at one agreed step."""

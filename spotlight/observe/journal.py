@@ -16,12 +16,11 @@ import json
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from spotlight.errors import DataError, NotFoundError
+from spotlight.errors import DataError, LockError, NotFoundError
 
 SCHEMA = 1
 Fsync = Literal["always", "interval", "never"]
@@ -56,9 +55,13 @@ class Journal:
         paths = segments(folder)
         self._segment = _number(paths[-1]) if paths else 0
         self._seq = _last_seq(paths)
+        self._begin()
 
     def append(self, record: Mapping[str, Any]) -> bool:
-        """Write one record; True when it reached the operating system. Raises ValueError if it is not JSON."""
+        """Write one record; True when it reached the operating system.
+
+        Raises ValueError or TypeError, with nothing written, if it is not JSON.
+        """
         if self._gap and not self._write({"type": "gap", "lost": self._gap, "reason": self.problem}):
             self._lose()
             return False
@@ -85,7 +88,8 @@ class Journal:
 
     def _write(self, record: Mapping[str, Any]) -> bool:
         head = {"v": SCHEMA, "seq": self._seq + 1, "utc": round(time.time(), 6)}
-        line = json.dumps({**head, **record}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        body = {**head, **record, **head}  # no record says its own number
+        line = json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             if self._fd < 0 or self._size + len(line) > self._segment_bytes:
                 self._open_segment()
@@ -102,6 +106,15 @@ class Journal:
             self.problem = None
         return True
 
+    def _begin(self) -> None:
+        """Claim the next segment: whoever comes second finds it taken."""
+        try:
+            self._open_segment()
+        except FileExistsError:
+            raise LockError(f"{self.folder} is being written by another coordinator") from None
+        except OSError as error:
+            self._fail(error)
+
     def _open_segment(self) -> None:
         self.close()
         path = self.folder / f"{self._segment + 1:06d}.jsonl"
@@ -114,18 +127,21 @@ class Journal:
         if self.problem is None:
             log.error("journal: %s: %s; the run goes on without it", self.folder, error.strerror or error)
         self.problem = error.strerror or str(error)
-        if self._fd >= 0:
-            self._try(lambda fd: os.ftruncate(fd, self._size))
+        if self._fd >= 0 and not self._try(lambda fd: os.ftruncate(fd, self._size)):
+            self._try(os.close)  # then the next line starts a new segment
+            self._fd = -1
 
     def _lose(self) -> None:
         self._gap += 1
         self.lost += 1
 
-    def _try(self, call: Any) -> None:
+    def _try(self, call: Callable[[int], None]) -> bool:
         try:
             call(self._fd)
         except OSError as error:
             self.problem = error.strerror or str(error)
+            return False
+        return True
 
 
 def segments(folder: Path) -> list[Path]:
@@ -179,10 +195,13 @@ def _number(path: Path) -> int:
 
 
 def _last_seq(paths: list[Path]) -> int:
-    """The last number given, found in the newest segment that holds a record."""
+    """The last number given. Goes back as far as it must; what cannot be read has none."""
     for path in reversed(paths):
-        if last := deque(_read_segment(path), maxlen=1):
-            return int(last[0]["seq"])
+        for line in reversed(path.read_bytes().splitlines()):
+            try:
+                return int(json.loads(line)["seq"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue
     return 0
 
 
