@@ -110,7 +110,7 @@ class Gang:
         self.recoveries: list[Recovery] = []
         self._name, self._limits, self._rows = name, limits, rows
         self._degree, self._seconds, self._address = degree, seconds, address
-        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self._store: TCPStore | None = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self._roster = Roster(spawners, self.timing, address)
         self._roster.epoch = first_epoch - 1
         self._seq = itertools.count()
@@ -194,6 +194,7 @@ class Gang:
     def close(self) -> None:
         """End all ranks; zygotes stay."""
         self._roster.close()
+        self._store = None
 
     def _until_whole(self, attempt: Callable[[], _T]) -> _T:
         """Do `attempt` with a group that stands, as often as members can be lost and a bit more."""
@@ -259,6 +260,8 @@ class Gang:
         if self._change is not None:
             self._change.decided_at = time.monotonic()
             self._change.stopped_at = self._change.stopped_at or self._change.decided_at
+        if self._store is None:
+            raise CommError(f"gang {self._name} is closed")
         self._roster.epoch += 1
         head = {
             "op": "form",
