@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spotlight.config import TrainConfig
-from spotlight.errors import IntegrityError
+from spotlight.errors import ConfigError, IntegrityError
 from spotlight.rl import lora
 from spotlight.rl.models import ModelAdapter
 
@@ -21,12 +21,19 @@ Weights = dict[str, Tensor]
 
 
 def prepare(adapter: ModelAdapter, config: TrainConfig, *, seed: int = 0) -> int:
-    """Make the transformer ready for `config.mode`; trainer and roll-out workers alike call it once.
+    """Make the transformer ready for `config.mode`; trainers and roll-out workers call it once.
 
     Returns the number of trainable elements. In LoRA mode it starts equal to the base (B = 0), its A drawn
-    from `seed`. Raises ConfigError when no module matches the adapter's LoRA targets.
+    from `seed`. Raises ConfigError when no module matches the adapter's LoRA targets, and for full fine-tuning
+    of half-precision weights, in which small steps round to nothing.
     """
     transformer = adapter.transformer
+    half = next((p.dtype for p in transformer.parameters() if p.dtype != torch.float32), None)
+    if config.mode == "full" and half is not None:
+        raise ConfigError(
+            f"train.mode=full needs fp32 weights, not {half}, in which small steps round to nothing",
+            hint="set model.dtype=fp32, or train.mode=lora, whose adapter is fp32 on a base of any precision",
+        )
     transformer.eval()  # no dropout anywhere: roll-out and training must agree
     transformer.requires_grad_(config.mode == "full")
     if config.mode == "lora":

@@ -168,7 +168,6 @@ class Trainer:
         else:
             tally.skipped_steps += 1
             self._count_bad_step()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _loss(
         self, points: Points, cond: Conditioning, negative: Conditioning | None

@@ -227,13 +227,20 @@ def test_nft_gradient_is_proportional_to_the_advantage_and_points_to_good_sample
     assert torch.equal(closer < now, ADVANTAGE > 0)
 
 
-def test_nft_holds_its_weights_fixed_and_survives_a_perfect_guess():
-    points = on_forward_process()
-    exact = (points.noise - points.clean).requires_grad_(True)
+def test_nft_survives_a_perfect_guess():
+    """Errors of exactly zero, of all values in binary."""
+    clean, noise = torch.full((2, 1, 2, 2), 3.0), torch.full((2, 1, 2, 2), -1.0)
+    half = torch.full((2,), 0.5)
+    points = Points((clean + noise) / 2, half, (2, 2), torch.tensor([1.0, -1.0]), clean, noise)
+    exact = (noise - clean).requires_grad_(True)
     loss, _ = make("nft").loss(points, exact, old=exact.detach())
     loss.sum().backward()
-    assert loss.abs().max() < 1e-9
-    assert exact.grad.isfinite().all()
+    assert not loss.any()
+    assert not exact.grad.any()
+
+
+def test_nft_holds_its_weights_fixed():
+    points = on_forward_process()
     perturbed = OLD.clone().requires_grad_(True)
     value, _ = make("nft").loss(points, perturbed, old=NEW)
     value.sum().backward()

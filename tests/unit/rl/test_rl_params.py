@@ -36,6 +36,7 @@ def test_lora_starts_equal_to_the_base_and_trains_little():
     count = params.prepare(adapter, TrainConfig(mode="lora", lora_rank=4), seed=1)
     assert 0 < count < total / 5
     assert torch.equal(probe(adapter), probe(RandomSD3()))
+    assert not adapter.transformer.training
     assert all(".lora_" in name for name in params.trainable_parameters(adapter.transformer))
 
 
@@ -60,6 +61,12 @@ def test_lora_without_a_matching_layer_is_a_config_error():
     adapter.lora_targets = ("no_such_layer",)
     with pytest.raises(ConfigError, match="no_such_layer"):
         params.prepare(adapter, TrainConfig(mode="lora"), seed=0)
+
+
+def test_full_fine_tuning_of_half_precision_weights_is_refused():
+    with pytest.raises(ConfigError, match="needs fp32 weights") as caught:
+        params.prepare(RandomSD3(dtype=torch.bfloat16), TrainConfig(mode="full"))
+    assert "lora" in caught.value.hint
 
 
 @MODES
