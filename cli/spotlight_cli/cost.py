@@ -97,7 +97,7 @@ def show(out: Output, report: CostReport) -> None:
     out.line("")
     rows = [
         (line.name, f"{line.gpu_hours:.2f}", _lower(usd, line.unknown))
-        for line, usd in zip(report.lines, report.cents(), strict=True)
+        for line, usd in zip(report.lines, report.line_usd, strict=True)
     ]
     hours = sum(line.gpu_hours for line in report.lines)
     total = ("total", f"{hours:.2f}", _lower(report.total_usd, bool(report.unpriced)))
@@ -107,14 +107,14 @@ def show(out: Output, report: CostReport) -> None:
 def _csv(report: CostReport) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["name", "gpu_hours", "usd", "lower_bound"])
-    for line, usd in zip(report.lines, report.cents(), strict=True):
+    for line, usd in zip(report.lines, report.line_usd, strict=True):
         writer.writerow([line.name, f"{line.gpu_hours:.6f}", usd, line.unknown])
     hours = sum(line.gpu_hours for line in report.lines)
     writer.writerow(["total", f"{hours:.6f}", report.total_usd, bool(report.unpriced)])
 
 
 def _facts(report: CostReport) -> Iterator[tuple[str, str]]:
-    from spotlight.core.money import usd_of
+    from spotlight.core.money import cents, usd_of
 
     yield "runs" if len(report.runs) > 1 else "run", ", ".join(report.runs)
     if report.estimate:
@@ -124,10 +124,10 @@ def _facts(report: CostReport) -> Iterator[tuple[str, str]]:
         )
     else:
         yield "amounts", "as billed by the cloud" if report.machines else "no machine was rented"
-    spot, on_demand = usd_of(report.spot_units), usd_of(report.on_demand_units)
-    yield "spot / on-demand", f"${spot:.2f} / ${on_demand:.2f}"
-    phases = [f"{phase} ${usd_of(units):.2f}" for phase, units in report.phases.items() if units]
-    yield "for", ", ".join(phases) or "nothing"
+    spot, on_demand = cents((report.spot_units, report.on_demand_units))
+    yield "spot / on-demand", f"${spot} / ${on_demand}"
+    paid = zip(report.phases, cents(list(report.phases.values())), strict=True)
+    yield "for", ", ".join(f"{phase} ${usd}" for phase, usd in paid if usd) or "nothing"
     if report.failed_launches:
         yield "failed launches", str(report.failed_launches)
     if report.counterfactual_units:

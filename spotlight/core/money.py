@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from copy import copy
 from decimal import ROUND_HALF_EVEN, Decimal
+from itertools import accumulate
 
 MS_PER_H = 3_600_000
 UNITS_PER_USD = 10**9 * MS_PER_H
@@ -40,25 +41,32 @@ def apportion(parts: Sequence[int], unit: int = UNITS_PER_CENT) -> list[int]:
     return floors
 
 
+def cents(parts: Sequence[int]) -> list[Decimal]:
+    """`parts` in dollars to the cent, adding up to their total."""
+    return [Decimal(whole).scaleb(-2) for whole in apportion(parts)]
+
+
 class Meter:
     """The charge of one machine or disk since its start, as a function of time."""
 
     def __init__(self, start_ms: int, end_ms: int, prices: Sequence[tuple[int, int]]) -> None:
-        """`prices`: (from ms, nano-dollars per hour), in time order, the first in force from the start."""
+        """`prices`: (from ms, nano-dollars per hour), at least one, in time order; the first also before it."""
         self.start_ms, self.end_ms, self._scale = start_ms, max(start_ms, end_ms), (1, 1)
-        first = max(0, bisect_right([at for at, _ in prices], start_ms) - 1)
-        self._at = [start_ms] + [at for at, _ in prices[first + 1 :]]
-        self._rate = [rate for _, rate in prices[first:]]
-        self._sum = [0]
-        for i in range(1, len(self._at)):
-            self._sum.append(self._sum[-1] + (self._at[i] - self._at[i - 1]) * self._rate[i - 1])
+        self._at = [at_ms for at_ms, _ in prices]
+        self._rate = [rate for _, rate in prices]
+        spans = ((b - a) * rate for a, b, rate in zip(self._at, self._at[1:], self._rate, strict=False))
+        self._sum = list(accumulate(spans, initial=0))
+        self._before = self._total(start_ms)
 
     def until(self, at_ms: int) -> int:
         """Units charged from the start to `at_ms`."""
-        at_ms = min(max(at_ms, self.start_ms), self.end_ms)
-        i = bisect_right(self._at, at_ms) - 1
-        units = self._sum[i] + (at_ms - self._at[i]) * self._rate[i]
+        units = self._total(min(max(at_ms, self.start_ms), self.end_ms)) - self._before
         return units * self._scale[0] // self._scale[1]
+
+    def _total(self, at_ms: int) -> int:
+        """Price integrated from the first price's time to `at_ms`; negative before it."""
+        i = max(0, bisect_right(self._at, at_ms) - 1)
+        return self._sum[i] + (at_ms - self._at[i]) * self._rate[i]
 
     def scaled(self, scale: tuple[int, int]) -> Meter:
         """This meter, multiplied by scale[0] / scale[1]."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from spotlight.core.billing import PHASES, Bill, BillingRule, Charge, bill, saving
 from spotlight.core.cost import Market, PriceClass, PricePoint
@@ -100,17 +100,24 @@ def what_if(
             usd_per_h=price.usd_per_h * gpus / gpus_per_machine,
         )
         points[share.market] = (share,)
-        place = {"cloud": price.cloud, "region": price.region, "zone": price.zone}
-        intervals.append(replace(item, **place, instance_type=share.instance_type, disk_gb=Decimal(0)))
+        intervals.append(
+            replace(
+                item,
+                cloud=price.cloud,
+                region=price.region,
+                zone=price.zone,
+                instance_type=share.instance_type,
+                disk_gb=Decimal(0),
+            )
+        )
     rented = replace(ledger, intervals=tuple(intervals), prices=points, billed={}, egress={})
     return bill(rented, rules, now_s)
 
 
 def scores_of(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[float, float], ...]:
     """The held-out scores among metric records, in time order; rows without a finite one are passed over."""
-    found = ((row.get("at_s"), row.get("score")) for row in rows if row.get("kind") == "eval")
-    usable = [(at, score) for at, score in found if _finite(at) and _finite(score)]
-    return tuple(sorted((float(at), float(score)) for at, score in usable))
+    found = [(row.get("at_s"), row.get("score")) for row in rows if row.get("kind") == "eval"]
+    return tuple(sorted((at_s, score) for at_s, score in found if _finite(at_s) and _finite(score)))
 
 
 # --- parts
@@ -219,5 +226,5 @@ def _qualified(named: Iterable[tuple[RunCost, Iterable[str]]], many: bool) -> tu
     return tuple(f"{run.name}/{item}" if many else item for run, items in named for item in items)
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

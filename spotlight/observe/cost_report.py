@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from spotlight.core.cost import Market
-from spotlight.core.money import UNITS_PER_USD, apportion, usd_of
+from spotlight.core.money import UNITS_PER_USD, apportion, cents, usd_of
 
 By = Literal["price-class", "role", "zone", "phase", "node", "run"]
 GROUPINGS: tuple[By, ...] = ("price-class", "role", "zone", "phase", "node", "run")
@@ -101,11 +101,12 @@ class CostReport:
     @property
     def total_usd(self) -> Decimal:
         """The total to the cent."""
-        return sum(self.cents(), Decimal("0.00"))
+        return sum(self.line_usd, Decimal("0.00"))
 
-    def cents(self) -> list[Decimal]:
+    @property
+    def line_usd(self) -> list[Decimal]:
         """Each line's amount to the cent, adding up to `total_usd`."""
-        return [Decimal(cents).scaleb(-2) for cents in apportion([line.units for line in self.lines])]
+        return cents([line.units for line in self.lines])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`; dollars to the micro-dollar, lines adding up to the total."""

@@ -1,6 +1,6 @@
 """Writes what happens to machines into the journal, as it happens; `core.ledger` reads it back.
 
-The writer counts launches of a name and stamps both clocks, so that those who start and lose machines need not.
+The writer counts launches of a name and stamps both clocks; those who start and lose machines need not.
 """
 
 from __future__ import annotations

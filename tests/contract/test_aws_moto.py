@@ -14,8 +14,13 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 from moto.server import ThreadedMotoServer
 
+from spotlight.core import cost
+from spotlight.core.billing import bill
+from spotlight.core.ledger import ledger_from_records
+from spotlight.core.money import usd_of
 from spotlight.errors import CredentialError, PreconditionError
 from spotlight.provision import aws
+from spotlight.provision.prices import load_rules
 
 REGION = "us-east-1"
 
@@ -190,3 +195,38 @@ def test_a_time_before_the_launch_is_not_believed(world):
         "LaunchTime"
     ]
     assert world.source.end_of(instance).at_s >= launched_s.timestamp() - 1
+
+
+def test_the_prices_that_were_in_force_replace_what_the_run_had(world):
+    """2 h in us-east-1a: 1 h at 16.20, 1 h at 18.50; the one on demand and the one elsewhere are left alone."""
+    hour = datetime(2026, 3, 2, 10, tzinfo=UTC).timestamp()
+    market = {"cloud": "aws", "region": REGION, "zone": "us-east-1a", "instance_type": "p5.48xlarge"}
+    records = []
+    for i, other in enumerate([{}, {"price_class": "on_demand"}, {"cloud": "gcp"}]):
+        its = {**market, "price_class": "spot", **other}
+        records += [
+            cost.NodeRequested(node=f"n{i}", at_s=hour, gpus=8, **its),
+            cost.NodeUp(node=f"n{i}", at_s=hour),
+            cost.NodeEnded(node=f"n{i}", at_s=hour + 7200, reason="user"),
+            cost.PricePoint(**its, usd_per_h=Decimal(1), source="guess"),
+        ]
+    ledger = ledger_from_records([cost.encode(record) for record in records])
+    asked = []
+
+    def connect(region):
+        asked.append(region)
+        return world.ec2
+
+    rows = [
+        {"AvailabilityZone": "us-east-1a", "InstanceType": "p5.48xlarge", "SpotPrice": usd,
+         "Timestamp": datetime(2026, 3, 2, at, tzinfo=UTC)}
+        for usd, at in (("18.5", 11), ("16.2", 4))
+    ]  # fmt: skip
+    with Stubber(world.ec2) as stub:
+        stub.add_response("describe_spot_price_history", {"SpotPriceHistory": rows})
+        ledger = aws.lived_prices(ledger, hour + 9999, connect)
+    found = bill(ledger, load_rules(), hour + 9999)
+    assert asked == [REGION]
+    assert [usd_of(charge.units) for charge in found.charges if charge.units] == [
+        Decimal("34.7"), Decimal(2), Decimal(2)
+    ]  # fmt: skip

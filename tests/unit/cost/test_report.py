@@ -46,7 +46,7 @@ def test_every_grouping_adds_up_to_the_total(by):
     """110.08 + 2 x 15 + 2 x 0.04 = 140.16."""
     found = report(by=by)
     assert sum(line.units for line in found.lines) == found.units
-    assert sum(found.cents()) == found.total_usd == Decimal("140.16")
+    assert sum(found.line_usd) == found.total_usd == Decimal("140.16")
     assert sum(line["usd"] for line in found.to_dict()["lines"]) == pytest.approx(140.16, abs=1e-9)
 
 
