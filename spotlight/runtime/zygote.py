@@ -108,8 +108,7 @@ class Zygote:
 
 def _serve(fd: int) -> None:
     """The zygote's main loop."""
-    sock = socket.socket(fileno=fd)
-    link = Link(sock)
+    link = Link(socket.socket(fileno=fd))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
@@ -118,11 +117,11 @@ def _serve(fd: int) -> None:
     adapter: Any = None
     children: set[int] = set()
     while True:
-        readable, _, _ = select.select([link, wake_read], [], [])
+        readable, _, _ = select.select([fd, wake_read], [], [])
         if wake_read in readable:
             os.read(wake_read, 4096)
             _reap(children)
-        if link not in readable:
+        if fd not in readable:
             continue
         try:
             frames = link.read()
@@ -135,7 +134,7 @@ def _serve(fd: int) -> None:
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
-                    _become_rank([sock.fileno(), wake_read, wake_write], head, adapter)
+                    _become_rank([fd, wake_read, wake_write], head, adapter)
                 children.add(pid)
                 link.send({"op": "spawned", "pid": pid})
             elif head["op"] == "kill" and head["pid"] in children:
