@@ -16,6 +16,7 @@ from spotlight.errors import CapacityError
 from spotlight.observe.meter import RunMeter
 from spotlight.observe.metrics import Recorder
 from spotlight.rl import data
+from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.fleet import Fleet
 from spotlight.runtime.place import Place
 from spotlight.runtime.remote import get
@@ -38,6 +39,7 @@ class Driver:
     fleet: Fleet
     meter: RunMeter
     recorder: Recorder
+    accounts: Accounts
     emit: Emit
     prompts: list[data.Prompt]
     version: int = 0
@@ -174,6 +176,10 @@ class Driver:
         path = get(self.trainer.save.remote(iteration, meta))
         self.emit({"kind": "checkpoint", "iteration": iteration, "path": f"checkpoints/{path}"})
 
+    def spent(self) -> str:
+        """Why the budget does not allow another iteration, or ""."""
+        return self.accounts.forecast().reason
+
     def report(self, iteration: int, wall_s: float) -> None:
         """An iteration is over: its numbers to all who keep them."""
         self.meter.catch_up()
@@ -183,6 +189,8 @@ class Driver:
         free_s = sum(self._numbers.get(f"{phase}_s", 0.0) for phase in ("train", "eval"))
         self._budget.observe(free_s)
         numbers = {**self._numbers, "wall_s": wall_s, "preemptions": float(self.meter.preemptions)}
+        if money := self.accounts.estimate():
+            numbers |= {"usd": money.usd, "usd_per_h": money.usd_per_h}
         self.emit({"kind": "iteration", "iteration": iteration, **numbers})
         self.recorder.record("iteration", iteration, numbers, time.time())
 

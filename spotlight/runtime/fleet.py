@@ -24,6 +24,7 @@ from spotlight.errors import SpotlightError
 from spotlight.provision.base import NodeSpec, NodeState, Role, spot_names
 from spotlight.provision.local import LocalProvider
 from spotlight.runtime import notices
+from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.explorer import Explorer
 from spotlight.runtime.preempt import Preemption
 from spotlight.runtime.session import Session
@@ -64,6 +65,7 @@ class Fleet:
         respawn_s: float,
         preemptions: Sequence[Preemption],
         emit: Emit,
+        accounts: Accounts,
     ) -> None:
         self._session = session
         self._provider: LocalProvider = session.provider
@@ -71,6 +73,7 @@ class Fleet:
         self._coordinator = coordinator
         self._respawn_s = respawn_s
         self._emit = emit
+        self._accounts = accounts
         self._notice_dir = Path(told["root"]) / "notices"
         self._seats = {name: _Seat(NodeSpec(name=name, role=Role.SPOT)) for name in spot_names(num_spot)}
         self._preemptions = list(preemptions)
@@ -103,6 +106,7 @@ class Fleet:
         for name in self._seats:
             self._coordinator.node_lost.remote(name, "released", False)
             self._provider.terminate(name)
+            self._accounts.ended(name, "user")
 
     def close(self) -> None:
         """Stop looking. The nodes themselves end with the session."""
@@ -132,6 +136,7 @@ class Fleet:
         for _, item in due:
             if item.notice_s:
                 notices.announce(self._notice_file(item.node), abs(item.notice_s))
+                self._accounts.notice(item.node)
                 self._tell(item.node, "notice", f"to be taken in {abs(item.notice_s):g} s")
             else:
                 self._provider.kill(item.node)
@@ -145,6 +150,7 @@ class Fleet:
             seat.past_ids.add(seat.node_id)
             seat.explorer = seat.preparing = seat.running = None
             self._notice_file(info.name).unlink(missing_ok=True)
+            self._accounts.ended(info.name, "interrupted" if info.reason == "preempted" else "failed")
             self._coordinator.node_lost.remote(info.name, info.reason)
             self._tell(info.name, "lost", info.reason)
 
@@ -157,6 +163,7 @@ class Fleet:
         seat.lost_at, seat.node_id, seat.deaths = None, "", 0
         seat.lives += 1
         self._provider.launch(seat.spec)
+        self._accounts.launched(seat.spec.name, "spot", "explorer")
         self._tell(seat.spec.name, "joining", "relaunched" if seat.lives > 1 else "launched")
 
     def _staff(self) -> None:
@@ -181,6 +188,7 @@ class Fleet:
         for seat in self._seats.values():
             if seat.preparing is not None and _ended(seat.preparing):
                 if not self._failed(seat, seat.preparing):
+                    self._accounts.ready(seat.spec.name)
                     self._tell(seat.spec.name, "ready" if seat.lives == 1 else "back", "explorer ready")
                 seat.preparing = None
             elif seat.running is not None and seat.preparing is None and _ended(seat.running):

@@ -21,6 +21,7 @@ from spotlight.observe.metrics import Recorder, open_recorder
 from spotlight.observe.progress import ProgressLog
 from spotlight.rl import data
 from spotlight.runtime import loop
+from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.coordinator import start_coordinator
 from spotlight.runtime.driver import Driver, Emit
 from spotlight.runtime.fleet import Fleet
@@ -106,8 +107,11 @@ def _bring_up(
     )
     tidy.callback(_close_recorder, recorder, tell)
     session = Session(folder)
+    accounts = Accounts(folder / JOURNAL, config.budget)
+    tidy.callback(accounts.close)
     tidy.callback(session.close)
     _tell_head(tell, "joining")
+    accounts.launched(HEAD.name, "on_demand", "trainer")
     session.start()
     place = Place(config, str(folder))
     head = session.on(session.head_id())
@@ -118,6 +122,7 @@ def _bring_up(
         tick_s=min(0.1, config.cluster.dead_after_s / 10),
         **head,
     )
+    accounts.through(coordinator)
     fleet = Fleet(
         session,
         num_spot=config.cluster.spot,
@@ -126,12 +131,14 @@ def _bring_up(
         respawn_s=config.cluster.respawn_s,
         preemptions=preemptions,
         emit=tell,
+        accounts=accounts,
     )
     tidy.callback(fleet.close)
     fleet.start()
     trainer = ray.remote(TrainerActor).options(max_concurrency=2, **head)
     trainer = trainer.remote(place.tell(), coordinator, HEAD.name)
     get(trainer.check.remote())
+    accounts.ready(HEAD.name)
     _tell_head(tell, "ready")
     return Driver(
         place=place,
@@ -140,6 +147,7 @@ def _bring_up(
         fleet=fleet,
         meter=RunMeter(folder / JOURNAL),
         recorder=recorder,
+        accounts=accounts,
         emit=tell,
         prompts=data.load(config.data.train),
     )
@@ -202,6 +210,7 @@ def _facts(config: RunConfig) -> dict[str, Any]:
 def _summary(driver: Driver, began: float) -> dict[str, Any]:
     meter, scores = driver.meter, driver.scores
     meter.catch_up()
+    money = driver.accounts.estimate()
     return {
         "run": driver.place.folder.name,
         "score_base": scores.get(0),
@@ -214,7 +223,8 @@ def _summary(driver: Driver, began: float) -> dict[str, Any]:
         "preemptions": meter.preemptions,
         "samples_moved": meter.samples_moved,
         "samples_lost": meter.samples_lost,
-        "usd_estimate": None,
+        "usd_estimate": money.usd if money else None,
+        "usd_on_demand": money.usd_on_demand if money else None,
         "wall_s": time.time() - began,
     }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 
+from spotlight.errors import BudgetError
 from spotlight.runtime.driver import Driver, Groups
 
 
@@ -37,6 +38,11 @@ def train(driver: Driver, *, first: int = 0, groups: Groups | None = None) -> No
             driver.evaluate(done)
         groups = driver.choose(done) if done < last else None
         driver.publish()
-        if done % config.checkpoint_every == 0 or done == last:
+        over = driver.spent()
+        if done % config.checkpoint_every == 0 or done == last or over:
             driver.checkpoint(done, groups)
         driver.report(iteration, time.monotonic() - began)
+        if over and done < last:
+            raise BudgetError(
+                f"stopped after iteration {iteration}: {over}", hint="raise the budget and --resume"
+            )

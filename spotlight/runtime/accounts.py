@@ -1,0 +1,137 @@
+"""What a run's machines cost, kept while it runs: the journal hears of every machine, the budget of every dollar.
+
+The journal has one writer. As long as the coordinator lives that is the coordinator, and records go through it;
+afterwards the accounts open the journal themselves, to write down how the last machines ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spotlight.config import BudgetConfig
+from spotlight.core import cost
+from spotlight.core.billing import BillingRule
+from spotlight.core.budget import BudgetGuard, Forecast
+from spotlight.core.cost import EndReason, Market, PriceClass, PricePoint
+from spotlight.core.ledger import Ledger, LedgerReader, ledger_from_records
+from spotlight.core.money import usd_of
+from spotlight.names import home
+from spotlight.observe import journal
+from spotlight.observe.bill import what_if
+from spotlight.observe.node_book import NodeBook
+from spotlight.provision import prices
+
+GPUS_PER_H100_MACHINE = 8
+LOCAL_RESERVE_S = 60.0  # a local checkpoint and the end of a few processes
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Dollars so far, per hour, and for the same machines on demand only."""
+
+    usd: float
+    usd_per_h: float
+    usd_on_demand: float
+
+
+class Accounts:
+    """The books of a local run: own machines, and what they would have cost as GPUs of a rented one."""
+
+    def __init__(self, folder: Path, budget: BudgetConfig) -> None:
+        self._folder = folder
+        self._coordinator: Any = None
+        self._waiting: list[dict[str, Any]] = []
+        self._reader = LedgerReader()
+        self._open: set[str] = set()
+        known = ledger_from_records(journal.read(folder)) if folder.is_dir() else Ledger()
+        self._book = NodeBook(self._append, known=known)
+        self._began = time.time()
+        self._guard = BudgetGuard(
+            budget_usd=None if budget.usd is None else Decimal(str(budget.usd)),
+            max_hours=budget.hours,
+            reserve_s=LOCAL_RESERVE_S,
+        )
+
+    def through(self, coordinator: Any) -> None:
+        """From now on the coordinator writes; what happened before it was there goes first."""
+        self._coordinator = coordinator
+        for record in self._waiting:
+            coordinator.note.remote(record)
+        self._waiting.clear()
+
+    def launched(self, node: str, price_class: PriceClass, role: str) -> None:
+        """A process tree was started: it is there at once."""
+        market = Market("local", "", "", "this machine", price_class)
+        self._open.add(node)
+        self._book.requested(node, market, gpus=1, role=role)
+        self._book.up(node)
+
+    def ready(self, node: str) -> None:
+        """The node takes work."""
+        self._book.ready(node)
+
+    def notice(self, node: str) -> None:
+        """It was announced that the node will be taken."""
+        self._book.notice(node)
+
+    def ended(self, node: str, reason: EndReason) -> None:
+        """The node is gone."""
+        if node in self._open:
+            self._open.discard(node)
+            self._book.ended(node, reason)
+
+    def estimate(self) -> Estimate | None:
+        """As GPUs of an 8x H100 machine at last known prices; None where there are none."""
+        if not self._h100:
+            return None
+        now, ledger = time.time(), self._reader.ledger()
+        usd = self._as_h100(ledger, self._h100, now)
+        on_demand = {**self._h100, "spot": self._h100["on_demand"]}
+        return Estimate(
+            usd=usd,
+            usd_per_h=self._as_h100(ledger, self._h100, now + 3600.0) - usd,
+            usd_on_demand=self._as_h100(ledger, on_demand, now),
+        )
+
+    def forecast(self) -> Forecast:
+        """Whether the run may go on: `stop` says no, `reason` why."""
+        return self._guard.forecast(self._reader.ledger(), self._rules, time.time(), self._began)
+
+    def close(self) -> None:
+        """The coordinator is gone, and with it every machine that was still there."""
+        if not self._folder.is_dir():
+            return
+        writer = journal.Journal(self._folder)
+        self._coordinator = None
+        for node in sorted(self._open):
+            self._book.ended(node, "user")
+        for record in self._waiting:
+            writer.append(record)
+        self._waiting.clear()
+        self._open.clear()
+        writer.close()
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self._reader.add(cost.decode(record))
+        if self._coordinator is None:
+            self._waiting.append(dict(record))
+        else:
+            self._coordinator.note.remote(dict(record))
+
+    def _as_h100(self, ledger: Ledger, h100: Mapping[PriceClass, PricePoint], now_s: float) -> float:
+        charged = what_if(ledger, h100, GPUS_PER_H100_MACHINE, self._rules, now_s)
+        return float(usd_of(charged.units))
+
+    @cached_property
+    def _h100(self) -> dict[PriceClass, PricePoint]:
+        return prices.h100_prices(prices.default_book(home()))
+
+    @cached_property
+    def _rules(self) -> dict[str, BillingRule]:
+        return prices.load_rules()
