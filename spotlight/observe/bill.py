@@ -106,6 +106,7 @@ def what_if(
                 cloud=price.cloud,
                 region=price.region,
                 zone=price.zone,
+                price_class=price.price_class,  # without a price for spot all is on demand
                 instance_type=share.instance_type,
                 disk_gb=Decimal(0),
             )

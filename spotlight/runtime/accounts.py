@@ -92,7 +92,7 @@ class Accounts:
             return None
         now, ledger = time.time(), self._reader.ledger()
         usd = self._as_h100(ledger, self._h100, now)
-        on_demand = {**self._h100, "spot": self._h100["on_demand"]}
+        on_demand: dict[PriceClass, PricePoint] = {"on_demand": self._h100["on_demand"]}
         return Estimate(
             usd=usd,
             usd_per_h=self._as_h100(ledger, self._h100, now + 3600.0) - usd,
