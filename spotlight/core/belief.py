@@ -13,6 +13,8 @@ is what makes trying it worth something.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from spotlight.core.reward_history import Past, RewardHistory
@@ -83,6 +85,26 @@ class RewardBelief:
             return self._scale_draws(rng, past, drafted, shape)
         return self._level_draws(rng, past.counts + self._count(drafted), shape)
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as plain values."""
+        return {
+            "levels": self._levels.tolist(),
+            "scale_model": self._scale_model,
+            "rows": self._rows.state(),
+            "categories": self._categories.state(),
+            "pooled": self._pooled.state(),
+            "shape": self._shape.tolist(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, with the same seed."""
+        self._levels, self._shape = np.array(state["levels"]), np.array(state["shape"])
+        self._index = {level: i for i, level in enumerate(state["levels"])}
+        self._scale_model = bool(state["scale_model"])
+        self._rows.restore(state["rows"])
+        self._categories.restore(state["categories"])
+        self._pooled = Past.of(state["pooled"])
+
     def _level_draws(self, rng: np.random.Generator, alpha: Floats, shape: tuple[int, int]) -> Floats:
         points = rng.random(shape)
         edges = np.cumsum(rng.standard_gamma(alpha, size=(shape[0], len(alpha))), axis=1)
@@ -118,7 +140,7 @@ class RewardBelief:
     def _residuals(self, rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
         if len(self._shape) < _SHAPE_MINIMUM:
             return rng.standard_normal(shape)
-        return np.quantile(self._shape, rng.random(shape))
+        return self._shape[rng.integers(len(self._shape), size=shape)]
 
     def _count(self, rewards: Floats) -> Floats:
         counts = np.zeros(len(self._levels))

@@ -89,10 +89,6 @@ class DraftBook:
         """Per row the number of drafts given out (or given back since) and not answered."""
         return self.issued - np.array([len(known) for known in self.answered], dtype=np.int_)
 
-    def done(self) -> bool:
-        """Whether every row has all its drafts answered."""
-        return all(len(known) >= self.cap for known in self.answered)
-
     def _find(self, row: int, seed: int) -> tuple[int, int] | None:
         i = self.index.get(row)
         j = seed - self.first_seed

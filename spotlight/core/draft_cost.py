@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,7 @@ class DraftCost:
         self._gram = self.discount * self._gram + np.outer(features, features)
         self._moment = self.discount * self._moment + features * seconds
         self._weight = self.discount * self._weight + 1.0
-        ridge = self.ridge * np.diag(np.maximum(np.diag(self._gram), 1e-12))
-        self._coefficients = np.linalg.solve(self._gram + ridge, self._moment)
+        self._solve()
 
     def predict(self, setting: DraftSetting, degree: int = 1) -> float | None:
         """Expected seconds of one draft, or None when nothing was measured yet."""
@@ -71,6 +71,22 @@ class DraftCost:
         spread = math.sqrt(self._error / self._weight)
         return expected * (1.0 + NormalDist().inv_cdf(quantile) * spread)
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as plain values."""
+        sums = {"gram": self._gram.tolist(), "moment": self._moment.tolist()}
+        return {**sums, "error": self._error, "weight": self._weight}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self._gram, self._moment = np.array(state["gram"]), np.array(state["moment"])
+        self._error, self._weight = float(state["error"]), float(state["weight"])
+        if self._weight:
+            self._solve()
+
+    def _solve(self) -> None:
+        ridge = self.ridge * np.diag(np.maximum(np.diag(self._gram), 1e-12))
+        self._coefficients = np.linalg.solve(self._gram + ridge, self._moment)
+
 
 @dataclass(slots=True)
 class TrainingBudget:
@@ -82,27 +98,27 @@ class TrainingBudget:
 
     quantile: float = 0.1
     weight: float = 0.2
-    _mean: float = field(default=0.0, init=False)
-    _variance: float = field(default=0.0, init=False)
-    _count: int = field(default=0, init=False)
+    mean_s: float = field(default=0.0, init=False)
+    variance_s2: float = field(default=0.0, init=False)
+    count: int = field(default=0, init=False)
 
     def observe(self, training_s: float, sync_s: float = 0.0) -> None:
         """Learn from one iteration. The first ones count fully, like a plain mean."""
         free_s = max(training_s - sync_s, 0.0)
-        self._count += 1
-        share = max(self.weight, 1.0 / self._count)
-        error = free_s - self._mean
-        self._mean += share * error
-        self._variance = (1 - share) * (self._variance + share * error * error)
+        self.count += 1
+        share = max(self.weight, 1.0 / self.count)
+        error = free_s - self.mean_s
+        self.mean_s += share * error
+        self.variance_s2 = (1 - share) * (self.variance_s2 + share * error * error)
 
     def seconds(self) -> float | None:
         """The budget, or None before the first observation."""
-        if self._count == 0:
+        if self.count == 0:
             return None
         # With few observations the variance is not to be trusted: at least 10 % until five are in.
-        least = 0.1 * self._mean if self._count < 5 else 0.0
-        deviation = max(math.sqrt(self._variance), least)
-        return max(self._mean + NormalDist().inv_cdf(self.quantile) * deviation, 0.0)
+        least = 0.1 * self.mean_s if self.count < 5 else 0.0
+        deviation = max(math.sqrt(self.variance_s2), least)
+        return max(self.mean_s + NormalDist().inv_cdf(self.quantile) * deviation, 0.0)
 
 
 def survival(hazard_per_gpu_s: float, seconds: float, gpus: int = 1) -> float:

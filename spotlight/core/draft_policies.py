@@ -57,10 +57,8 @@ class Policy(Protocol):
         """Priority per row, shape (rows,); -inf is never. `slots_left` drafts still fit in the budget."""
 
 
-class NoDrafts:
-    """No exploration: random seeds."""
-
-    name, selector = "none", "random"
+class _Blind:
+    """A rule that looks at no rewards."""
 
     def open(self, book: DraftBook) -> None:
         """Nothing to prepare."""
@@ -68,12 +66,18 @@ class NoDrafts:
     def changed(self, i: int) -> None:
         """Rewards do not matter here."""
 
+
+class NoDrafts(_Blind):
+    """No exploration: random seeds."""
+
+    name, selector = "none", "random"
+
     def priority(self, book: DraftBook, slots_left: float) -> Floats:
         """Never."""
         return np.full(len(book.rows), -np.inf)
 
 
-class Uniform(NoDrafts):
+class Uniform(_Blind):
     """The same number for every prompt, in turn."""
 
     name, selector = "uniform", "max_variance"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +81,8 @@ class DraftPlanner:
         self.cost = DraftCost()
         self.bandit = SettingBandit(settings)
         self.setting: DraftSetting | None = None
+        if drafts_per_prompt and policy in ("planner", "std", "variance"):
+            policy = "uniform"  # with as many drafts for every prompt their order does not matter
         self._policy = (
             make_policy(policy, self.belief, phi(value), pool) if isinstance(policy, str) else policy
         )
@@ -161,8 +164,12 @@ class DraftPlanner:
 
     @property
     def complete(self) -> bool:
-        """With a fixed count: whether every draft of the plan is in."""
-        return self._book is not None and (self.setting is None or self._book.done())
+        """Whether nothing is out and nothing more will be handed out, time aside."""
+        book = self._book
+        if book is None or self.setting is None:
+            return True
+        out = any(book.in_flight) or book.returned
+        return not out and self._best(book, self._clock.since) is None
 
     # ---- when training ends ---------------------------------------------------------------------
 
@@ -173,7 +180,8 @@ class DraftPlanner:
             raise ValueError("no iteration is open")
         self._book = None
         self._clock.tick(now)
-        groups = keep_seeds(book, SELECTORS[self._policy.selector], self._control_share, self._seed)
+        share = 1.0 if self.bandit.trial else self._control_share
+        groups = keep_seeds(book, SELECTORS[self._policy.selector], share, self._seed)
         plan = Plan(book.iteration, groups, self._stats(book, groups, now))
         for i, (row, category) in enumerate(zip(book.rows, book.categories, strict=True)):
             self.belief.learn(row, category, book.rewards(i), book.iteration)
@@ -200,12 +208,24 @@ class DraftPlanner:
             self._taught = True
         return review.report(trust.rho(review.plan.iteration), self._note(review.plan.iteration))
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint between two iterations must hold, as plain JSON values."""
+        return {"belief": self.belief.state(), "cost": self.cost.state(), "bandit": self.bandit.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state` in a planner made with the same arguments."""
+        self.belief.restore(state["belief"])
+        self.cost.restore(state["cost"])
+        self.bandit.restore(state["bandit"])
+
     # ---- inside ---------------------------------------------------------------------------------
 
     def _choose(self, book: DraftBook, budget_s: float) -> DraftSetting | None:
         groups = max(len(book.rows), 1)
         per_prompt = {s: min(self._slots(s, budget_s) / groups, self._cap) for s in self.bandit.trust}
         per_kept = {setting: number / book.k for setting, number in per_prompt.items()}
+        if isinstance(self._policy, NoDrafts):
+            return None
         rng = np.random.default_rng((self._seed, book.iteration, 1))
         return self.bandit.choose(per_kept, book.iteration, rng)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -76,13 +77,22 @@ class RankTrust:
         z, deviation, _ = self.posterior(iteration)
         return math.tanh(float(rng.normal(z, deviation)))
 
+    def state(self) -> list[list[float]]:
+        """What a checkpoint must hold, as plain values: the pairs with their iterations."""
+        return [list(pair) for pair in self._pairs]
+
+    def restore(self, state: list[list[float]]) -> None:
+        """Go on from `state`."""
+        self._pairs = [(int(age), draft, final) for age, draft, final in state]
+
 
 class SettingBandit:
     """Discounted Thompson sampling over draft settings, with hysteresis and an off switch.
 
     An arm is worth (1 - rho²) + rho² c(n/k): cheaper drafts are more (n) but rank worse (rho). The arm in
     use is kept unless another is `hysteresis` better. When rho's mean is under `threshold` for every arm,
-    exploration is off, and is tried again for one iteration every `retry_every`.
+    exploration is off, and is tried again for one iteration every `retry_every`. In such a `trial` all
+    kept seeds should be random ones: exploration being off it costs nothing, and it measures rho at once.
     """
 
     def __init__(
@@ -100,6 +110,7 @@ class SettingBandit:
         self.trust = {setting: RankTrust(discount=discount) for setting in settings}
         self.current = settings[0]
         self.off_since: int | None = None
+        self.trial = False
 
     def choose(
         self, per_group: Mapping[DraftSetting, float], iteration: int, rng: np.random.Generator
@@ -107,20 +118,38 @@ class SettingBandit:
         """The setting of this iteration, or None while exploration is off.
 
         `per_group[s]` is n/k, the drafts per kept seed that setting s would allow. While off, every
-        `retry_every` iterations the most promising setting is returned for one iteration.
+        `retry_every` iterations the most promising setting is returned for a trial, and what the trial
+        measured decides whether exploration goes on.
         """
         means = {s: trust.rho(iteration).mean for s, trust in self.trust.items()}
+        if self.off_since is not None and not self.trial:
+            self.trial = (iteration - self.off_since) % self.retry_every == 0
+            return max(means, key=lambda s: means[s]) if self.trial else None
+        self.trial = False
         if max(means.values()) < self.threshold:
-            if self.off_since is None:
-                self.off_since = iteration
-            waited = iteration - self.off_since
-            return max(means, key=lambda s: means[s]) if waited and waited % self.retry_every == 0 else None
+            self.off_since = iteration if self.off_since is None else self.off_since
+            return None
         self.off_since = None
         value = {s: _worth(trust.sample(iteration, rng), per_group[s]) for s, trust in self.trust.items()}
         best = max(value, key=lambda s: value[s])
         if value[best] > value[self.current] * (1.0 + self.hysteresis):
             self.current = best
         return self.current
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as plain values, by the settings' order."""
+        arms = list(self.trust)
+        pairs = [self.trust[arm].state() for arm in arms]
+        switch = {"off_since": self.off_since, "trial": self.trial}
+        return {"current": arms.index(self.current), **switch, "pairs": pairs}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, with the same settings."""
+        arms = list(self.trust)
+        self.current = arms[state["current"]]
+        self.off_since, self.trial = state["off_since"], bool(state["trial"])
+        for arm, pairs in zip(arms, state["pairs"], strict=True):
+            self.trust[arm].restore(pairs)
 
 
 def _worth(rho: float, ratio: float) -> float:

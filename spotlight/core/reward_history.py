@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from spotlight.core.select import Floats
 
 DISCOUNTS = (0.8, 0.9, 0.97, 1.0)  # a draft's weight is multiplied by this per iteration
 _SCORE_FADE = 0.999  # of the likelihoods, per prompt scored
+_MOST_KEYS = 4096  # the keys longest not seen are forgotten
 
 
 @dataclass(slots=True)
@@ -39,6 +41,15 @@ class Past:
         """Both together, as of the other's iteration; the counts are equally long."""
         counts = self.counts + other.counts
         return Past(counts, self.freedom + other.freedom, self.square + other.square, other.iteration)
+
+    def state(self) -> list[Any]:
+        """As plain values; `of` is the way back."""
+        return [self.counts.tolist(), self.freedom, self.square, self.iteration]
+
+    @classmethod
+    def of(cls, state: list[Any]) -> Past:
+        """The past of that `state`."""
+        return cls(np.array(state[0], dtype=np.float64), *state[1:])
 
 
 class RewardHistory:
@@ -69,14 +80,26 @@ class RewardHistory:
         squared deviations under a scaled inverse chi-square.
         """
         size = len(new.counts)
-        old = self._pasts.get(key)
+        old = self._pasts.pop(key, None)
         if old is None:
             self._pasts[key] = [new] * len(DISCOUNTS)
+            if len(self._pasts) > _MOST_KEYS:
+                del self._pasts[next(iter(self._pasts))]
             return
         aged = [p.at(new.iteration, d, size) for p, d in zip(old, DISCOUNTS, strict=True)]
         likelihood = _log_level_likelihood if levels else _log_scale_likelihood
         self._score = _SCORE_FADE * self._score + np.array([likelihood(prior, past, new) for past in aged])
         self._pasts[key] = [past.plus(new) for past in aged]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as plain values."""
+        pasts = [[key, [past.state() for past in found]] for key, found in self._pasts.items()]
+        return {"score": self._score.tolist(), "pasts": pasts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self._score = np.array(state["score"])
+        self._pasts = {key: [Past.of(past) for past in found] for key, found in state["pasts"]}
 
 
 def _log_level_likelihood(prior: Past, past: Past, new: Past) -> float:
