@@ -117,7 +117,7 @@ class DraftPlanner:
         self.setting = self._choose(book, budget_s)
         self._book = book
         self._failed = self._returned = 0
-        self._taught = False
+        self._taught = self._exhausted = False
         self._used_s = 0.0
         self._policy.open(book)
         return self.setting
@@ -139,6 +139,7 @@ class DraftPlanner:
             elif (i := self._best(book, now)) is not None:
                 drafts.append(book.take(i, now))
             else:
+                self._exhausted = True
                 break
         return drafts
 
@@ -164,12 +165,15 @@ class DraftPlanner:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is out and nothing more will be handed out, time aside."""
+        """Whether nothing is out and nothing more will be handed out, time aside.
+
+        That a policy wants no more is known once a pull has come back empty.
+        """
         book = self._book
         if book is None or self.setting is None:
             return True
         out = any(book.in_flight) or book.returned
-        return not out and self._best(book, self._clock.since) is None
+        return not out and (self._exhausted or bool((book.issued >= self._cap).all()))
 
     # ---- when training ends ---------------------------------------------------------------------
 

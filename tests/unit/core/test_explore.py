@@ -314,3 +314,19 @@ def test_state_goes_through_json_and_the_run_goes_on_the_same():
     second = DraftPlanner(seed=2)
     second.restore(json.loads(json.dumps(first.state())))
     assert iterate(second, 3) == iterate(first, 3)
+
+
+def test_complete_means_nothing_is_out_and_nothing_more_comes():
+    planner = opened(rows=[0], drafts_per_prompt=2)
+    first, second = planner.next_drafts(5, 0.0)
+    planner.draft_done(*first, 0.1, 1.0, 0.0)
+    planner.draft_returned(*second)
+    assert not planner.complete
+    assert planner.next_drafts(5, 0.0) == [second]
+    assert not planner.complete
+    planner.draft_done(*second, None, 1.0, 0.0)
+    assert planner.complete
+    assert opened(policy="none", drafts_per_prompt=2).complete
+    pool = opened(rows=[0], policy="best_worst", pool=1, drafts_per_prompt=8)
+    draft_all(pool, lambda row, seed: 0.5)
+    assert pool.complete
