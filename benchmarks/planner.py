@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,16 @@ def interval(statistic: Callable[..., float], *columns: np.ndarray, draws: int =
     return [round(float(x), 4) for x in (statistic(*columns), low, high)]
 
 
+def rho_variance(rho: float, result: IterationResult) -> float:
+    return result.variance[rho]
+
+
 def ratio(a: np.ndarray, b: np.ndarray) -> float:
     return float((a / b).mean())
+
+
+def lead(policy: np.ndarray, uniform: np.ndarray, none: np.ndarray) -> float:
+    return float(((policy - uniform) / none).mean())
 
 
 def gap(policy: np.ndarray, uniform: np.ndarray, oracle: np.ndarray, none: np.ndarray) -> float:
@@ -71,15 +80,12 @@ def kept(family: str, number: int) -> dict[str, Any]:
     runs = {policy: worlds(spec, policy, number) for policy in POLICIES}
     cell: dict[str, Any] = {"worlds": number}
     for rho in RHOS:
-        variance = {p: per_world(runs[p], lambda r, rho=rho: r.variance[rho]) for p in POLICIES}
+        variance = {p: per_world(runs[p], partial(rho_variance, rho)) for p in POLICIES}
         row: dict[str, Any] = {p: interval(ratio, variance[p], variance["none"]) for p in POLICIES}
         columns = (variance["uniform"], variance["oracle"], variance["none"])
         row["gap_recovered"] = interval(gap, variance["planner"], *columns)
         row["planner_minus_uniform"] = interval(
-            lambda a, b, c: float(((a - b) / c).mean()),
-            variance["planner"],
-            variance["uniform"],
-            variance["none"],
+            lead, variance["planner"], variance["uniform"], variance["none"]
         )
         cell[f"rho={rho}"] = row
     zero = {p: per_world(runs[p], lambda r: r.zero_share[RHOS[0]]) for p in POLICIES}
@@ -93,7 +99,7 @@ def kept(family: str, number: int) -> dict[str, Any]:
 
 def truncation(family: str, number: int) -> dict[str, Any]:
     """Final variance when training ends early unforeseen, against a plan that knew."""
-    spec = WorldSpec(family, iterations=9, warmup=3)
+    spec = WorldSpec(family, prompts=300, batch=12, workers=(8, 15), iterations=9, warmup=3)
     none = per_world(worlds(spec, "none", number), lambda r: r.variance[0.95])
     cell: dict[str, Any] = {"worlds": number}
     for cut in CUTS:
@@ -112,7 +118,7 @@ def truncation(family: str, number: int) -> dict[str, Any]:
 
 def regret(family: str, number: int) -> dict[str, Any]:
     """Cumulative (oracle - policy) final variance with drift off and prompts that come back."""
-    spec = WorldSpec(family, prompts=24, batch=8, iterations=80, warmup=0, drift=0.0, workers=(5, 10))
+    spec = WorldSpec(family, prompts=24, batch=8, iterations=60, warmup=0, drift=0.0, workers=(5, 10))
     runs = {p: worlds(spec, p, number) for p in ("oracle", "planner", "uniform")}
     series = {p: np.array([[r.variance[1.0] for r in run] for run in runs[p]]) for p in runs}
     scale = (series["oracle"] - series["uniform"]).mean()

@@ -39,9 +39,9 @@ class DraftCost:
 
     def __init__(self, *, discount: float = 0.995, ridge: float = 1e-3) -> None:
         self.discount, self.ridge = discount, ridge
-        self._gram = np.zeros((4, 4))
-        self._moment = np.zeros(4)
-        self._coefficients = np.zeros(4)
+        self._gram: Floats = np.zeros((4, 4))
+        self._moment: Floats = np.zeros(4)
+        self._coefficients: Floats = np.zeros(4)
         self._error = 0.0  # faded sum of squared relative errors
         self._weight = 0.0
 
@@ -85,7 +85,7 @@ class DraftCost:
 
     def _solve(self) -> None:
         ridge = self.ridge * np.diag(np.maximum(np.diag(self._gram), 1e-12))
-        self._coefficients = np.linalg.solve(self._gram + ridge, self._moment)
+        self._coefficients = np.asarray(np.linalg.solve(self._gram + ridge, self._moment), dtype=np.float64)
 
 
 @dataclass(slots=True)
