@@ -1,4 +1,4 @@
-"""EC2: spot prices as they are and were, and why an instance ended. The only module that imports boto3."""
+"""EC2: spot prices as they are and were, a run's instances, and why one ended. The only module that imports boto3."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from botocore.config import Config
 from spotlight.core.cost import EndReason, Market, PricePoint, amount
 from spotlight.core.ledger import Ledger
 from spotlight.errors import CredentialError, PreconditionError
+from spotlight.provision.base import NodeState
 from spotlight.provision.ends import CloudEnd
+from spotlight.provision.machines import NODE_TAG, RUN_TAG, Machine
 from spotlight.provision.prices import Quote
 
 _SOURCE = "EC2 spot price history"
 _LINUX = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
 _ALIVE = ("pending", "running")
+_ENDED = ("shutting-down", "terminated", "stopping", "stopped")
 _DENIED = {"AuthFailure", "UnauthorizedOperation", "InvalidClientTokenId", "ExpiredToken", "RequestExpired"}
 # docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _STATE_REASONS: dict[str, EndReason] = {
@@ -168,6 +171,60 @@ class Ec2Ends:
             Filters=[{"Name": "instance-id", "Values": [instance]}]
         )
         return next(iter(answer["SpotInstanceRequests"]), None)
+
+
+class Ec2Machines:
+    """A run's instances in one region (see `machines.MachineList`)."""
+
+    def __init__(self, ec2: Any) -> None:
+        self._ec2 = ec2
+
+    def of_run(self, run: str) -> list[Machine]:
+        """Instances with the run's tag; EC2 shows ended ones for about an hour."""
+        return [_machine(found) for found in self._tagged([run])]
+
+    def runs(self) -> set[str]:
+        """Runs that have a living instance."""
+        return {
+            _tags(found)[RUN_TAG] for found in self._tagged(["*"]) if found["State"]["Name"] not in _ENDED
+        }
+
+    def terminate(self, instances: list[str]) -> None:
+        """End them; unknown ones are gone already."""
+        with _clear_errors():
+            for instance in instances:
+                try:
+                    self._ec2.terminate_instances(InstanceIds=[instance])
+                except botocore.exceptions.ClientError as error:
+                    if not error.response["Error"]["Code"].startswith("InvalidInstanceID"):
+                        raise
+
+    def _tagged(self, runs: list[str]) -> list[dict[str, Any]]:
+        with _clear_errors():
+            pages = self._ec2.get_paginator("describe_instances").paginate(
+                Filters=[{"Name": f"tag:{RUN_TAG}", "Values": runs}]
+            )
+            return [item for page in pages for group in page["Reservations"] for item in group["Instances"]]
+
+
+def _machine(found: dict[str, Any]) -> Machine:
+    state = found["State"]["Name"]
+    code = found.get("StateReason", {}).get("Code", "")
+    gone = state in _ENDED
+    return Machine(
+        instance=found["InstanceId"],
+        node=_tags(found).get(NODE_TAG, ""),
+        zone=found.get("Placement", {}).get("AvailabilityZone", ""),
+        spot=found.get("InstanceLifecycle") == "spot",
+        state=NodeState.GONE if gone else NodeState.UP if state == "running" else NodeState.STARTING,
+        launched_s=found["LaunchTime"].timestamp(),
+        reason=code if gone else "",
+        interrupted=gone and _STATE_REASONS.get(code) == "interrupted",
+    )
+
+
+def _tags(found: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in found.get("Tags", ())}
 
 
 def _by_state_reason(found: dict[str, Any], keeps_disk: bool) -> CloudEnd:

@@ -33,6 +33,8 @@ class NodeSpec:
     role: Role
     gpus: int = 1
     head: bool = False
+    zones: tuple[str, ...] = ()
+    """Where it may stand, best first; empty: wherever the provider likes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +46,17 @@ class NodeInfo:
     instance: str
     state: NodeState
     reason: str = ""
+    zone: str = ""
+    interrupted: bool = False
+    """Gone because its provider took it, not because it was ended or broke."""
 
 
 class Provider(Protocol):
     """A source of machines for one run.
 
-    Contract: `launch` is idempotent by name and returns when the machine has been asked for, not when it is
-    up; `list` tells the truth of the provider, not of our memory; `terminate` of what is gone is no error.
+    Contract: `launch` is idempotent by name and returns once the provider has said yes or no, which may take it
+    minutes; `list` tells the truth of the provider, not of our memory; `terminate` of what is gone is no error,
+    and when it returns the provider's list shows the machine as gone.
     """
 
     def launch(self, spec: NodeSpec) -> None:

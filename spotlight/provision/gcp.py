@@ -1,4 +1,4 @@
-"""Compute Engine: why an instance ended. The only module that imports google.cloud."""
+"""Compute Engine: a run's instances, and why one ended. The only module that imports google.cloud."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import google.api_core.exceptions as gexc
+import google.auth
 import google.auth.exceptions
 from google.api_core.client_options import ClientOptions
 from google.cloud import compute_v1
 
 from spotlight.core.cost import EndReason, utc_seconds
 from spotlight.errors import CredentialError, PreconditionError, UserError
+from spotlight.provision.base import NodeState
 from spotlight.provision.ends import CloudEnd
+from spotlight.provision.machines import NODE_TAG, RUN_TAG, Machine
 
 _ALIVE = ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
 _PREEMPTED = "compute.instances.preempted"
@@ -84,6 +87,74 @@ class GceEnds:
             newest = max(ours, key=_time).target_id
             ours = [operation for operation in ours if operation.target_id == newest]
         return min(ours, key=_time, default=None)
+
+
+class GceMachines:
+    """A run's instances in one region (see `machines.MachineList`). SkyPilot's labels carry the tags."""
+
+    def __init__(
+        self, project: str, region: str, *, options: ClientOptions | None = None, credentials: Any = None
+    ) -> None:
+        self._project, self._region = project, region
+        with _clear_errors():
+            self._instances = compute_v1.InstancesClient(client_options=options, credentials=credentials)
+
+    def of_run(self, run: str) -> list[Machine]:
+        """Instances with the run's label; a deleted one is not listed any more."""
+        return [_machine(found) for found in self._labelled() if found.labels[RUN_TAG] == run]
+
+    def runs(self) -> set[str]:
+        """Runs that have a living instance."""
+        return {found.labels[RUN_TAG] for found in self._labelled() if found.status in _ALIVE}
+
+    def terminate(self, instances: list[str]) -> None:
+        """Delete them; unknown ones are gone already."""
+        with _clear_errors():
+            for instance in instances:
+                zone, name, _ = _parse(instance)
+                request = compute_v1.DeleteInstanceRequest(project=self._project, zone=zone, instance=name)
+                with contextlib.suppress(gexc.NotFound):
+                    self._instances.delete_unary(request=request, timeout=_TIMEOUT_S)
+
+    def _labelled(self) -> list[compute_v1.Instance]:
+        request = compute_v1.AggregatedListInstancesRequest(
+            project=self._project, filter=f"labels.{RUN_TAG}:*"
+        )
+        with _clear_errors():
+            pages = self._instances.aggregated_list(request=request, timeout=_TIMEOUT_S)
+            return [
+                found
+                for place, part in pages
+                if place.removeprefix("zones/").startswith(f"{self._region}-")
+                for found in part.instances
+                if RUN_TAG in found.labels
+            ]
+
+
+def _machine(found: compute_v1.Instance) -> Machine:
+    zone = found.zone.rsplit("/", 1)[-1]
+    gone = found.status not in _ALIVE
+    spot = found.scheduling.provisioning_model == "SPOT"
+    return Machine(
+        instance=f"{zone}/{found.name}/{found.id}",
+        node=found.labels.get(NODE_TAG, ""),
+        zone=zone,
+        spot=spot,
+        state=NodeState.GONE if gone else NodeState.UP if found.status == "RUNNING" else NodeState.STARTING,
+        launched_s=utc_seconds(found.creation_timestamp),
+        reason=found.status if gone else "",
+        # Only the operations say for certain (`GceEnds`); nobody stops a spot machine of a run but the cloud or us.
+        interrupted=gone and spot,
+    )
+
+
+def default_project() -> str:
+    """The project of the login. Raises CredentialError."""
+    with _clear_errors():
+        _, project = google.auth.default()
+    if not project:
+        raise CredentialError("no GCP project is set", hint="gcloud config set project ID")
+    return str(project)
 
 
 def _parse(instance: str) -> tuple[str, str, str]:

@@ -94,6 +94,7 @@ class LocalProvider:
             instance=machine.instance,
             state=NodeState.UP if alive else NodeState.GONE,
             reason=reason,
+            interrupted=not alive and machine.reason == "preempted",
         )
 
     def _end(self, name: str, reason: str) -> None:

@@ -7,7 +7,7 @@ afterwards the accounts open the journal themselves, to write down how the last 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -41,10 +41,17 @@ class Estimate:
 
 
 class Accounts:
-    """The books of a local run: own machines, and what they would have cost as GPUs of a rented one."""
+    """The books of a run. Own machines are counted as what they would have cost as GPUs of a rented one.
 
-    def __init__(self, folder: Path, budget: BudgetConfig) -> None:
+    `rented` says which market a rented node is of, and how many GPUs it has; without it all machines are own.
+    """
+
+    def __init__(
+        self, folder: Path, budget: BudgetConfig, rented: Callable[[str], tuple[Market, int]] | None = None
+    ) -> None:
         self._folder = folder
+        self._rented = rented
+        self._up: set[str] = set()
         self._coordinator: Any = None
         self._waiting: list[dict[str, Any]] = []
         self._reader = LedgerReader()
@@ -66,11 +73,24 @@ class Accounts:
         self._waiting.clear()
 
     def launched(self, node: str, price_class: PriceClass, role: str) -> None:
-        """A process tree was started: it is there at once."""
-        market = Market("local", "", "", "this machine", price_class)
+        """A machine was asked for; one of our own is there at once."""
+        market, gpus = Market("local", "", "", "this machine", price_class), 1
+        if self._rented is not None:
+            market, gpus = self._rented(node)
         self._open.add(node)
-        self._book.requested(node, market, gpus=1, role=role)
-        self._book.up(node)
+        self._book.requested(node, market, gpus=gpus, role=role)
+        if self._rented is None:
+            self.up(node)
+
+    def up(self, node: str, *, zone: str = "", instance: str = "") -> None:
+        """The machine exists. Said again: nothing happens."""
+        if node in self._open and node not in self._up:
+            self._up.add(node)
+            self._book.up(node, zone=zone, instance_id=instance)
+
+    def price(self, point: PricePoint) -> None:
+        """A price of a rented machine."""
+        self._book.price(point)
 
     def ready(self, node: str) -> None:
         """The node takes work."""
@@ -84,6 +104,7 @@ class Accounts:
         """The node is gone."""
         if node in self._open:
             self._open.discard(node)
+            self._up.discard(node)
             self._book.ended(node, reason)
 
     def estimate(self) -> Estimate | None:

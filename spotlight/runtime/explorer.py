@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ class Explorer:
 
         from spotlight.rl.algorithms import load_algorithm
         from spotlight.rl.sampler import rollout_sampler
-        from spotlight.runtime.notices import FileNotice, Watch
+        from spotlight.runtime.notices import FileNotice, Watch, cloud_source
         from spotlight.runtime.place import Place, from_store
         from spotlight.runtime.studio import Studio
 
@@ -38,7 +39,7 @@ class Explorer:
             name=f"{self._node}/0",
             node=self._node,
             role="spot",
-            watch=Watch([FileNotice(self._notice_file)]),
+            watch=Watch([FileNotice(self._notice_file), *cloud_source(os.environ)]),
         )
         self._worker.join()
         return self._worker.name

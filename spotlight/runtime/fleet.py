@@ -1,4 +1,4 @@
-"""The spot nodes of a local run: wished for, watched, staffed with an explorer, taken by a trace, brought back.
+"""The spot nodes of a run: wished for, watched, staffed with an explorer, taken by a trace, brought back.
 
 One thread looks at what the provider and Ray say and does the next thing for each node:
 
@@ -21,7 +21,7 @@ from typing import Any
 import ray
 
 from spotlight.errors import SpotlightError
-from spotlight.provision.base import NodeSpec, NodeState, Role, spot_names
+from spotlight.provision.base import NodeInfo, NodeSpec, NodeState, Provider, Role, spot_names
 from spotlight.provision.local import LocalProvider
 from spotlight.runtime import notices
 from spotlight.runtime.accounts import Accounts
@@ -42,6 +42,7 @@ class _Seat:
 
     spec: NodeSpec
     instance: str = ""
+    past_instance: str = ""
     node_id: str = ""
     explorer: Any = None
     preparing: Any = None
@@ -53,12 +54,13 @@ class _Seat:
 
 
 class Fleet:
-    """Keeps `num_spot` nodes alive, each with one explorer."""
+    """Keeps `num_spot` nodes alive, each with one explorer. A preemption trace needs nodes of this machine."""
 
     def __init__(
         self,
         session: Session,
         *,
+        provider: Provider,
         num_spot: int,
         told: Mapping[str, Any],
         coordinator: Any,
@@ -68,7 +70,7 @@ class Fleet:
         accounts: Accounts,
     ) -> None:
         self._session = session
-        self._provider: LocalProvider = session.provider
+        self._provider = provider
         self._told = told
         self._coordinator = coordinator
         self._respawn_s = respawn_s
@@ -138,21 +140,33 @@ class Fleet:
                 notices.announce(self._notice_file(item.node), abs(item.notice_s))
                 self._accounts.notice(item.node)
                 self._tell(item.node, "notice", f"to be taken in {abs(item.notice_s):g} s")
-            else:
+            elif isinstance(self._provider, LocalProvider):
                 self._provider.kill(item.node)
 
     def _see_losses(self) -> None:
         for info in self._provider.list():
             seat = self._seats.get(info.name)
-            if seat is None or info.state is not NodeState.GONE or seat.lost_at is not None:
+            if seat is None:
                 continue
-            seat.lost_at = time.monotonic()
-            seat.past_ids.add(seat.node_id)
-            seat.explorer = seat.preparing = seat.running = None
-            self._notice_file(info.name).unlink(missing_ok=True)
-            self._accounts.ended(info.name, "interrupted" if info.reason == "preempted" else "failed")
-            self._coordinator.node_lost.remote(info.name, info.reason)
-            self._tell(info.name, "lost", info.reason)
+            if info.state is not NodeState.GONE:
+                self._arrived(seat, info)
+            elif seat.lost_at is None and info.instance != seat.past_instance:
+                self._lost(seat, info)
+
+    def _arrived(self, seat: _Seat, info: NodeInfo) -> None:
+        if info.state is NodeState.UP and info.instance != seat.instance:
+            seat.instance = info.instance
+            self._accounts.up(info.name, zone=info.zone, instance=info.instance)
+
+    def _lost(self, seat: _Seat, info: NodeInfo) -> None:
+        seat.past_instance = info.instance
+        seat.lost_at = time.monotonic()
+        seat.past_ids.add(seat.node_id)
+        seat.explorer = seat.preparing = seat.running = None
+        self._notice_file(info.name).unlink(missing_ok=True)
+        self._accounts.ended(info.name, "interrupted" if info.interrupted else "failed")
+        self._coordinator.node_lost.remote(info.name, info.reason)
+        self._tell(info.name, "lost", info.reason)
 
     def _relaunch(self) -> None:
         for seat in self._seats.values():

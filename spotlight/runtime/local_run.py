@@ -1,4 +1,7 @@
-"""A whole run on this machine, from an empty folder to a summary. What is started here is ended here."""
+"""A whole run, from an empty folder to a summary, with this machine as its head. What is started here is ended here.
+
+Where the other machines come from is the business of a `Site`; by default this machine plays them all.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -19,6 +22,7 @@ from spotlight.errors import Interrupted, SpotlightError
 from spotlight.observe.meter import RunMeter
 from spotlight.observe.metrics import Recorder, open_recorder
 from spotlight.observe.progress import ProgressLog
+from spotlight.provision.base import Provider
 from spotlight.rl import data
 from spotlight.runtime import loop
 from spotlight.runtime.accounts import Accounts
@@ -35,6 +39,37 @@ JOURNAL = "journal"
 SUMMARY = "summary.json"
 
 
+class Site(Protocol):
+    """The machines of a run. `session` is the head's part, `spot` gives the spot nodes, `store` all share."""
+
+    session: Session
+    spot: Provider
+    store: str
+
+    def accounts(self, folder: Path, config: RunConfig) -> Accounts:
+        """The books of such machines."""
+
+    def close(self) -> None:
+        """End all machines but this one, and the session."""
+
+
+class OwnMachine:
+    """This machine as a site: nodes are process trees."""
+
+    def __init__(self, folder: Path) -> None:
+        self.session = Session(folder)
+        self.spot: Provider = self.session.provider
+        self.store = str(folder)
+
+    def accounts(self, folder: Path, config: RunConfig) -> Accounts:
+        """What they would have cost as rented ones."""
+        return Accounts(folder, config.budget)
+
+    def close(self) -> None:
+        """Kill every node."""
+        self.session.close()
+
+
 def run(
     config: RunConfig,
     folder: Path,
@@ -42,6 +77,7 @@ def run(
     preemptions: Sequence[Preemption] = (),
     resume: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    make_site: Callable[[Path, Emit], Site] | None = None,
 ) -> dict[str, Any]:
     """Train in `folder`, which exists and holds the resolved config. Returns what `summary.json` says.
 
@@ -50,7 +86,8 @@ def run(
     tell = ProgressLog(folder, on_event)
     try:
         with _interruptible():
-            return _run(config, folder, preemptions, resume, tell, time.time())
+            site = make_site or (lambda folder, _: OwnMachine(folder))
+            return _run(config, folder, preemptions, resume, tell, site)
     except KeyboardInterrupt:
         error = Interrupted("interrupted", hint=f"spotlight train --resume --name {folder.name}")
         _tell_failure(tell, error)
@@ -75,11 +112,12 @@ def _run(
     preemptions: Sequence[Preemption],
     resume: bool,
     tell: Emit,
-    began: float,
+    make_site: Callable[[Path, Emit], Site],
 ) -> dict[str, Any]:
+    began = time.time()
     tell({"kind": "run_started", "run": folder.name, "iterations": config.iterations, **_facts(config)})
     with contextlib.ExitStack() as tidy:
-        driver = _bring_up(config, folder, preemptions, tell, tidy)
+        driver = _bring_up(config, folder, preemptions, tell, make_site, tidy)
         first, groups = _beginning(driver, resume)
         driver.await_spot(config.cluster.start_with)
         loop.train(driver, first=first, groups=groups)
@@ -96,6 +134,7 @@ def _bring_up(
     folder: Path,
     preemptions: Sequence[Preemption],
     tell: Emit,
+    make_site: Callable[[Path, Emit], Site],
     tidy: contextlib.ExitStack,
 ) -> Driver:
     """Cluster, coordinator, spot nodes, trainer; `tidy` learns how to end each of them."""
@@ -106,14 +145,14 @@ def _bring_up(
         wandb_project=config.observe.wandb_project,
     )
     tidy.callback(_close_recorder, recorder, tell)
-    session = Session(folder)
-    accounts = Accounts(folder / JOURNAL, config.budget)
+    site = make_site(folder, tell)
+    session, accounts = site.session, site.accounts(folder / JOURNAL, config)
     tidy.callback(accounts.close)
-    tidy.callback(session.close)
+    tidy.callback(site.close)
     _tell_head(tell, "joining")
     accounts.launched(HEAD.name, "on_demand", "trainer")
     session.start()
-    place = Place(config, str(folder))
+    place = Place(config, str(folder), site.store)
     head = session.on(session.head_id())
     coordinator = start_coordinator(
         folder / JOURNAL,
@@ -125,6 +164,7 @@ def _bring_up(
     accounts.through(coordinator)
     fleet = Fleet(
         session,
+        provider=site.spot,
         num_spot=config.cluster.spot,
         told=place.tell(),
         coordinator=coordinator,

@@ -15,37 +15,45 @@ from spotlight.runtime.studio import Studio
 from spotlight.runtime.worker import AdmitWeights, Worker
 from spotlight.store import weights
 from spotlight.store.artifacts import Artifacts
-from spotlight.store.objects import open_store
+from spotlight.store.objects import ObjectStore, open_store
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A run as one of its processes sees it. `root` is the run's folder or bucket prefix."""
+    """A run as one of its processes sees it.
+
+    `root` is the run's folder on the head. `store` is where all its nodes read and write: a folder or a bucket.
+    """
 
     config: config.RunConfig
     root: str
+    store: str
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Place:
         """From what `tell` made. Raises ConfigError."""
-        return cls(config.check(told["config"]), told["root"])
+        return cls(config.check(told["config"]), told["root"], told["store"])
 
     def tell(self) -> dict[str, Any]:
         """As plain values."""
-        return {"config": self.config.model_dump(mode="json"), "root": self.root}
+        return {"config": self.config.model_dump(mode="json"), "root": self.root, "store": self.store}
 
     @property
     def folder(self) -> Path:
         """The run's folder on this host (head node only)."""
         return Path(self.root)
 
+    def checkpoints(self) -> ObjectStore:
+        """Checkpoints: with the shared data, for a head can be lost too."""
+        return open_store(f"{self.store}/checkpoints")
+
     def artifacts(self) -> Artifacts:
         """Results of samples."""
-        return Artifacts(open_store(self.root))
+        return Artifacts(open_store(self.store))
 
     def weights(self) -> weights.Weights:
         """Published versions."""
-        return weights.Weights(open_store(self.root))
+        return weights.Weights(open_store(self.store))
 
     def load(self) -> ModelAdapter:
         """The base model, its trainable parameters prepared."""

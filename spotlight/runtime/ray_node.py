@@ -30,6 +30,7 @@ def environment(token_file: Path) -> dict[str, str]:
         # Our detector is the coordinator's heartbeat; Ray's own patience only delays its bookkeeping.
         "RAY_health_check_initial_delay_ms": "2000",
         "RAY_health_check_period_ms": "1000",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # our processes choose their GPUs themselves
         "OMP_NUM_THREADS": "1",
     }
 
@@ -54,18 +55,38 @@ def resource(node: str) -> str:
     return f"spotlight-{node}"
 
 
-def start_command(spec: NodeSpec, *, address: str, temp_dir: Path) -> Sequence[str]:
-    """`ray start --block` for a node of a local run. `address` is host:port of the head's GCS.
+def local_ports() -> list[str]:
+    """Ports of a node on a host that others use too: whatever is free."""
+    return [
+        f"--ray-client-server-port={free_port()}",
+        f"--dashboard-agent-listen-port={free_port()}",
+        f"--metrics-export-port={free_port()}",
+    ]
+
+
+def cloud_ports() -> list[str]:
+    """Ports of a node on a machine of its own, beside SkyPilot's Ray (6380, 8266, 8076, 52365, 10001 onwards)."""
+    return [
+        "--ray-client-server-port=20001",
+        "--min-worker-port=20002",
+        "--max-worker-port=29999",
+        "--dashboard-agent-listen-port=52366",
+    ]
+
+
+def start_command(
+    spec: NodeSpec, *, address: str, temp_dir: Path, host: str, ports: Sequence[str]
+) -> Sequence[str]:
+    """`ray start --block` for a node at `host`. `address` is host:port of the head's GCS.
 
     No CPUs are offered: actors are placed by the node's own resource, and Ray starts no idle workers.
     """
-    host, port = address.rsplit(":", 1)
+    port = address.rsplit(":", 1)[1]
     head = [
         "--head",
         f"--port={port}",
         f"--temp-dir={temp_dir}",
         "--include-dashboard=false",
-        f"--ray-client-server-port={free_port()}",
     ]
     return [
         str(Path(sys.executable).parent / "ray"),
@@ -73,8 +94,7 @@ def start_command(spec: NodeSpec, *, address: str, temp_dir: Path) -> Sequence[s
         "--block",
         *(head if spec.head else [f"--address={address}"]),
         f"--node-ip-address={host}",
-        f"--dashboard-agent-listen-port={free_port()}",
-        f"--metrics-export-port={free_port()}",
+        *ports,
         "--include-log-monitor=false",
         "--disable-usage-stats",
         "--num-cpus=0",

@@ -1,4 +1,4 @@
-"""A run's own Ray cluster on this machine: token, head, driver connection, and the way back to nothing.
+"""A run's own Ray cluster, from its head: token, head process, driver connection, and the way back to nothing.
 
     start()  ->  place actors with `on(node_id)`  ->  close()
 
@@ -31,18 +31,26 @@ HEAD = NodeSpec(name="od0", role=Role.ON_DEMAND, head=True)
 
 
 class Session:
-    """Owns the provider (and so every process) of a local run."""
+    """Owns the processes of the run on this machine: the head, and in a local run every other node too.
 
-    def __init__(self, folder: Path) -> None:
+    `at` is the head's host:port when nodes of other machines join; they have the token already, in `token`.
+    """
+
+    def __init__(self, folder: Path, *, at: str | None = None, token: Path | None = None) -> None:
         self._folder = folder
         # Unix socket paths are short: Ray's folder cannot lie in the run's.
         self._temp = Path(tempfile.mkdtemp(prefix="spotlight-"))
-        self._token = self._temp / "token"
-        self._address = f"127.0.0.1:{ray_node.free_port()}"
+        self._given_token = token
+        self._token = token or self._temp / "token"
+        self._address = at or f"127.0.0.1:{ray_node.free_port()}"
         self._before: dict[str, str | None] = {}
         self.provider = LocalProvider(
             command=lambda spec: ray_node.start_command(
-                spec, address=self._address, temp_dir=self._temp / "ray"
+                spec,
+                address=self._address,
+                temp_dir=self._temp / "ray",
+                host=self._address.rsplit(":", 1)[0],
+                ports=ray_node.cloud_ports() if at else ray_node.local_ports(),
             ),
             log_dir=folder / "logs",
             environment=ray_node.environment(self._token),
@@ -50,7 +58,8 @@ class Session:
 
     def start(self) -> None:
         """Bring the head up and connect to it. Raises RunError when it does not come."""
-        ray_node.write_token(self._token)
+        if self._given_token is None:
+            ray_node.write_token(self._token)
         self._set_environment(ray_node.environment(self._token))
         self.provider.launch(HEAD)
         deadline = time.monotonic() + START_S
@@ -118,7 +127,7 @@ class Session:
         if head.state == "gone" or time.monotonic() > deadline:
             why = head.reason or f"no connection within {START_S:.0f} s ({str(error)[:200]})"
             raise RunError(
-                f"the local Ray head did not start: {why}", hint=f"see {self._folder / 'logs' / 'od0.log'}"
+                f"the Ray head did not start: {why}", hint=f"see {self._folder / 'logs' / 'od0.log'}"
             )
 
     def _keep_logs(self) -> None:

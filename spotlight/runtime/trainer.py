@@ -135,14 +135,17 @@ class TrainerActor:
         """Checkpoint: everything needed to go on with `iteration` as if nothing had happened."""
         tensors, state = self._trainer.state()
         whole = {"trainer": state, "config": self._config.model_dump(mode="json"), **meta}
-        folder = self._place.folder / "checkpoints"
         return checkpoint.save(
-            folder, iteration, {"trainer": tensors}, whole, keep=self._config.keep_checkpoints
+            self._place.checkpoints(),
+            iteration,
+            {"trainer": tensors},
+            whole,
+            keep=self._config.keep_checkpoints,
         )
 
     def restore(self) -> dict[str, Any] | None:
         """Go back to the newest valid checkpoint: its meta with `iteration` and `skipped`; None: there is none."""
-        found = checkpoint.load_latest(self._place.folder / "checkpoints")
+        found = checkpoint.load_latest(self._place.checkpoints())
         if found is None:
             return None
         checkpoint.require_same_config(
