@@ -90,7 +90,7 @@ class DraftPlanner:
         self._fixed, self._cap = drafts_per_prompt, drafts_per_prompt or max_drafts
         self._book: DraftBook | None = None
         self._review: DraftReview | None = None
-        self._taught = False
+        self._taught = self._exhausted = False
 
     # ---- while the trainers train ---------------------------------------------------------------
 
@@ -117,15 +117,16 @@ class DraftPlanner:
         self.setting = self._choose(book, budget_s)
         self._book = book
         self._failed = self._returned = 0
-        self._taught = self._exhausted = False
+        self._exhausted = False
         self._used_s = 0.0
         self._policy.open(book)
         return self.setting
 
     def set_workers(self, num_workers: int, now: float) -> None:
         """Groups were lost or joined: the slots that are left shrink or grow."""
-        self._clock.tick(now)
-        self._clock.num_workers = num_workers
+        if self._book is not None:
+            self._clock.tick(now)
+            self._clock.num_workers = num_workers
 
     def next_drafts(self, max_requests: int, now: float) -> list[tuple[int, int]]:
         """Up to `max_requests` pairs (row, seed), best first; fewer when none fits or none is left."""
@@ -189,7 +190,8 @@ class DraftPlanner:
         plan = Plan(book.iteration, groups, self._stats(book, groups, now))
         for i, (row, category) in enumerate(zip(book.rows, book.categories, strict=True)):
             self.belief.learn(row, category, book.rewards(i), book.iteration)
-        self._review = DraftReview(book, plan, self.setting)
+        self.report()  # learns from the last plan's finals, if no one has asked
+        self._review, self._taught = DraftReview(book, plan, self.setting), False
         return plan
 
     def finals(self, row: int, seed: int, reward: float | None) -> None:

@@ -330,3 +330,16 @@ def test_complete_means_nothing_is_out_and_nothing_more_comes():
     pool = opened(rows=[0], policy="best_worst", pool=1, drafts_per_prompt=8)
     draft_all(pool, lambda row, seed: 0.5)
     assert pool.complete
+
+
+def test_rho_is_learned_also_when_no_one_asks_for_the_report():
+    planner = DraftPlanner(seed=0, drafts_per_prompt=16, control_share=0.5)
+    for iteration in range(3):
+        planner.set_workers(3, 0.0)
+        planner.open(iteration, range(8), [""] * 8, 0, 8, 0.0, 1.0, 1)
+        draft_all(planner, lambda row, seed: float(seed))
+        for group in planner.close(1.0).groups:
+            for seed in group.seeds:
+                planner.finals(group.row, seed, float(seed))
+    assert planner.report().rho.low > 0.9
+    assert planner.report().rho.pairs == planner.report().rho.pairs > 40
