@@ -47,6 +47,7 @@ from spotlight.store import arena  # noqa: E402
 SIDE, TEXT, HEADS = 20, 48, 8  # latent tokens per side, text tokens, attention heads
 TIMING = Timing(heartbeat_s=0.1, dead_after_s=0.5, form_timeout_s=3.0)
 GPUS = [Gpu("local", i) for i in range(4)]
+FAULTS = ("kill", "freeze", "notice")
 BARS = {  # what this design set out to reach
     "kill_overhead_ms": 250,
     "notice_overhead_ms": 250,
@@ -267,19 +268,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         expected = forward(load(spec))
         save_file({"v": expected}, folder / "expected.safetensors")
         os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         start = time.monotonic()
         zygote = Zygote("elastic:load", spec)
         zygote.wait_ready()
         zygote_start_s = time.monotonic() - start
+        rows: dict[str, list[dict[str, float]]] = {name: [] for name in (*FAULTS, "replacement", "cold")}
         try:
-            kinds = ("kill", "freeze", "notice")
-            faults = {k: medians([fault(zygote, k, expected) for _ in range(args.repeats)]) for k in kinds}
-            forked = medians([replacement(zygote, expected) for _ in range(args.repeats)])
+            for i in range(args.repeats):  # in turns, so that whatever else the machine does hits all alike
+                for kind in FAULTS:
+                    rows[kind].append(fault(zygote, kind, expected))
+                rows["replacement"].append(replacement(zygote, expected))
+                rows["cold"].append(cold(spec, store, folder / "expected.safetensors", i))
         finally:
             zygote.close()
-        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        restarts = [cold(spec, store, folder / "expected.safetensors", i) for i in range(args.repeats)]
-        figures = {**medians(restarts), **forked, "zygote_start_ms": 1e3 * zygote_start_s}
+        faults = {kind: medians(rows[kind]) for kind in FAULTS}
+        figures = {**medians(rows["cold"]), **medians(rows["replacement"])}
+        figures["zygote_start_ms"] = 1e3 * zygote_start_s
         figures |= weights_benchmark(args.gigabytes, args.repeats)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -148,6 +148,7 @@ class Gang:
     def add(self, gpus: Iterable[Gpu], device: Callable[[Gpu], str] = lambda gpu: "cpu") -> None:
         """Ask for a rank on each GPU. They join between two steps once they are up; nothing waits for them.
 
+        (The first rank of a node waits for its zygote to have loaded the model.)
         ValueError for a GPU that has one; RunError if its node cannot start one.
         """
         for gpu in gpus:
@@ -167,7 +168,8 @@ class Gang:
     def bind(self, tensors: Mapping[str, Tensor]) -> str:
         """Give all ranks, and all that join later, these weights; returns their digest.
 
-        IntegrityError if a rank ends up with anything else. For use between trajectories.
+        IntegrityError if a rank ends up with anything else; then the gang serves nothing until a bind succeeds.
+        For use between trajectories.
         """
         self._weights = (tensors, digest(tensors))
         for member in self._roster.members:

@@ -219,6 +219,8 @@ def test_a_replacement_joins_between_steps_with_the_current_weights(nursery, mod
         made.wait_ready()
         assert torch.equal(made.velocity(x, t, cond), want)
         assert made.group.degree == 4
+        made.bind(weights.live_parameters(model.transformer))  # and the next version reaches all of them
+        assert torch.equal(made.velocity(x, t, cond), one_process(model))
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_gang_goes_on(nursery, model):

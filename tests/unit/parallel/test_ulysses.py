@@ -126,6 +126,38 @@ def test_gradients_sum_to_one_process(case, size, checkpointing):
             assert (grads[name] - expected).norm() <= 1e-6 * max(1.0, expected.norm()), name
 
 
+def test_lora_adapters_forward_and_gradients():
+    from peft import LoraConfig
+
+    model, inputs = models.qwen(), models.qwen_inputs(h=7, w=5, text=13)
+    torch.manual_seed(2)
+    targets = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+    model.add_adapter(LoraConfig(r=4, lora_alpha=8, init_lora_weights="gaussian", target_modules=targets))
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.1)
+        p.requires_grad_("lora" in name)
+    expected = forward(model, inputs)
+    model(**inputs)[0].square().mean().backward()
+
+    def rank(comm):
+        mine = copy.deepcopy(model)
+        mine.zero_grad()
+        install(mine).bind(comm)
+        output = forward(mine, inputs)
+        mine(**inputs)[0].square().mean().backward()
+        reduce_gradients(mine, comm)
+        return output, {name: p.grad for name, p in mine.named_parameters() if p.requires_grad}
+
+    for output, grads in run_group(3, rank):
+        assert torch.equal(output, expected)
+        assert grads
+        for name, p in model.named_parameters():
+            if p.requires_grad:  # the last block's text side leads nowhere and has none
+                grad = torch.zeros_like(p) if p.grad is None else p.grad
+                assert (grads[name] - grad).norm() <= 1e-6 * max(1.0, grad.norm()), name
+
+
 @pytest.mark.parametrize("case", ["qwen-mask", "flux-even", "sd3-dual"])
 def test_install_changes_nothing_until_bound_and_remove_leaves_no_trace(case):
     build, make = CASES[case]
