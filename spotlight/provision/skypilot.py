@@ -1,0 +1,325 @@
+"""Machines through SkyPilot: what it offers, and one cluster per node. The only module that imports sky.
+
+SkyPilot launches and sets up; what exists is asked of the cloud itself (`machines`), by tag. Importing `sky` takes
+seconds and must not find our own folder of that name, so it is done late and in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from spotlight.core.capacity import GpuRequest, Offer
+from spotlight.core.cost import Market, PriceClass, amount
+from spotlight.errors import (
+    CapacityError,
+    CredentialError,
+    PreconditionError,
+    QuotaError,
+    SpotlightError,
+    UserError,
+)
+from spotlight.provision import templates
+from spotlight.provision.base import NodeInfo, NodeSpec, NodeState, Role
+from spotlight.provision.launch import IDLE_MINUTES, Launch
+from spotlight.provision.machines import NODE_TAG, RUN_TAG, Machine, MachineList
+from spotlight.provision.prices import Quote, screen
+
+CLOUDS = ("aws", "gcp")  # those whose own list of machines we can ask
+_INFRA = re.compile(r"([a-z]{2,12})(?:/([a-z]{2,12}(?:-[a-z0-9]{1,16}){0,4}))?", re.ASCII)
+_QUOTA = re.compile(
+    r"VcpuLimitExceeded|MaxSpotInstanceCountExceeded|InstanceLimitExceeded|quota", re.IGNORECASE
+)
+_DENIED = re.compile(
+    r"AuthFailure|UnauthorizedOperation|InvalidClientTokenId|ExpiredToken|credential", re.IGNORECASE
+)
+log = logging.getLogger(__name__)
+
+
+def require() -> Any:
+    """SkyPilot's package. Raises CredentialError when it is not installed (a bare folder `sky/` is not it)."""
+    spec = importlib.util.find_spec("sky")
+    if spec is None or spec.origin is None:
+        raise CredentialError(
+            "SkyPilot is not installed",
+            hint="pip install 'skypilot[aws,gcp]>=0.14'; local runs work without it",
+        )
+    import sky
+
+    return sky
+
+
+def parse_infra(text: str | None) -> tuple[str | None, str | None]:
+    """`aws` or `aws/us-east-1` as (cloud, region); None: anywhere. Raises UserError."""
+    if not text:
+        return None, None
+    if "," in text:
+        raise UserError(
+            f"--infra {text[:60]!r} spans more than one place",
+            hint="no private network joins regions or clouds: name one region",
+        )
+    match = _INFRA.fullmatch(text)
+    if match is None or match[1] not in CLOUDS:
+        raise UserError(f"bad infra {text[:60]!r}", hint=f"CLOUD or CLOUD/REGION of {', '.join(CLOUDS)}")
+    return match[1], match[2]
+
+
+def enabled_clouds(wanted: str | None = None) -> list[str]:
+    """Clouds that we support and have a login for. Raises CredentialError naming what is missing."""
+    sky = require()
+    enabled, reasons = [], []
+    for name in (wanted,) if wanted else CLOUDS:
+        try:
+            cloud = _cloud(name)
+            good, why = cloud.check_credentials(sky.clouds.CloudCapability.COMPUTE)
+        except Exception as error:  # noqa: BLE001 - a cloud's package may fail in any way
+            good, why = False, str(error)
+        if good:
+            enabled.append(name)
+        else:
+            reasons.append(f"{name}: {' '.join(str(why).split())[:160]}")
+    if not enabled:
+        raise CredentialError("no cloud login found\n" + "\n".join(reasons), hint="sky check")
+    return enabled
+
+
+def offers(requests: Sequence[GpuRequest], cloud: str | None, region: str | None) -> list[Offer]:
+    """Machines with those GPUs, zone by zone, with catalog prices that are plausible. Raises CredentialError."""
+    sky = require()
+    as_of = datetime.now(UTC).date().isoformat()
+    found: list[tuple[Offer, Quote]] = []
+    for name in enabled_clouds(cloud):
+        for request in requests:
+            for offer in _catalog(sky, name, request, region):
+                place = (offer.cloud, offer.region, offer.zone, offer.instance_type, offer.price_class)
+                found.append((offer, Quote(Market(*place), offer.usd_per_h, offer.source, as_of)))
+    screened = screen(quote for _, quote in found)
+    return [offer for (offer, _), quote in zip(found, screened, strict=True) if not quote.problem]
+
+
+def _cloud(name: str) -> Any:
+    from sky.utils import registry
+
+    return registry.CLOUD_REGISTRY.from_str(name)
+
+
+def _catalog(sky: Any, cloud_name: str, request: GpuRequest, region: str | None) -> Iterator[Offer]:
+    cloud = _cloud(cloud_name)
+    known = sky.catalog.list_accelerators(
+        name_filter=f"^{re.escape(request.gpu)}$", clouds=cloud_name, case_sensitive=False
+    )
+    for gpu, items in known.items():
+        for gpus in sorted({int(item.accelerator_count) for item in items if item.accelerator_count >= 1}):
+            for spot in (False, True):
+                asked = sky.Resources(infra=cloud_name, accelerators={gpu: gpus}, use_spot=spot)
+                feasible = cloud.get_feasible_launchable_resources(asked).resources_list
+                for machine in feasible:
+                    yield from _places(sky, machine, gpu, gpus, spot, region)
+
+
+def _places(sky: Any, machine: Any, gpu: str, gpus: int, spot: bool, region: str | None) -> Iterator[Offer]:
+    regions = machine.cloud.regions_with_offering(
+        machine.instance_type, machine.accelerators, spot, region, None, machine
+    )
+    price_class: PriceClass = "spot" if spot else "on_demand"
+    for place in regions:
+        for zone in [zone.name for zone in place.zones or ()] if spot else [None]:
+            try:
+                usd = machine.copy(region=place.name, zone=zone).get_cost(3600)
+                yield Offer(
+                    gpu=gpu,
+                    gpus=gpus,
+                    cloud=str(machine.cloud).lower(),
+                    region=place.name,
+                    zone=zone or "",
+                    instance_type=machine.instance_type,
+                    price_class=price_class,
+                    usd_per_h=amount(str(round(usd, 6))),
+                    source="SkyPilot catalog",
+                )
+            except (ValueError, TypeError) as error:  # no price there
+                log.debug("%s %s %s: %s", machine.instance_type, place.name, zone, error)
+
+
+class SkyProvider:
+    """The machines of one launch (see `base.Provider`). `launch` blocks until the node's job has been submitted.
+
+    A local API server works on four launches at once, so ask for no more. `envs` are those that all nodes share.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        machines: MachineList,
+        *,
+        token: str,
+        mounts: Mapping[str, Path],
+        envs: Mapping[str, str],
+        deadline_s: float = 1800.0,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._launch, self._machines = launch, machines
+        self._token, self._mounts, self._envs = token, mounts, envs
+        self._deadline_s, self._wait = deadline_s, wait
+
+    def launch(self, spec: NodeSpec) -> None:
+        """Have SkyPilot bring the node up, or find it up. A launch past its deadline is a CapacityError."""
+        if any(info.name == spec.name and info.state is not NodeState.GONE for info in self.list()):
+            return
+        sky = require()
+        cluster = templates.cluster_name(self._launch.run, spec.name)
+        with _clear_errors(spec.name):
+            sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))  # forget the machine before
+            request = sky.launch(
+                self._task(sky, spec), cluster_name=cluster, idle_minutes_to_autostop=IDLE_MINUTES, down=True
+            )
+            self._await(sky, request, spec)
+
+    def list(self) -> list[NodeInfo]:
+        """Of every node the machine that lives, else the last one, as the cloud lists them."""
+        by_node: dict[str, Machine] = {}
+        for machine in sorted(self._machines.of_run(self._launch.run), key=_alive_last):
+            by_node[machine.node] = machine
+        return [_info(machine) for machine in by_node.values() if machine.node]
+
+    def terminate(self, name: str) -> None:
+        """End every machine of that name, and make sure. Raises RunError with what is left."""
+        end_machines(self._machines, self._launch.run, node=name, wait=self._wait)
+
+    def _task(self, sky: Any, spec: NodeSpec) -> Any:
+        row = self._launch.nodes()[spec.name]
+        own = {
+            "SPOTLIGHT_RUN": self._launch.run,
+            "SPOTLIGHT_NODE": spec.name,
+            "SPOTLIGHT_GPUS": str(row.gpus),
+        }
+        spot = spec.role is Role.SPOT
+        tree = templates.task(
+            "spot" if spot else "ondemand",
+            envs={**own, **self._envs},
+            secrets={"SPOTLIGHT_RAY_TOKEN": self._token},
+            mounts=self._mounts,
+        )
+        task = sky.Task.from_yaml_config(tree)
+        if spec.head:
+            task.num_nodes = sum(name.startswith("od") for name in self._launch.nodes())
+        task.set_resources([self._resources(sky, spec, zone) for zone in spec.zones or (None,)])
+        return task
+
+    def _resources(self, sky: Any, spec: NodeSpec, zone: str | None) -> Any:
+        row = self._launch.nodes()[spec.name]
+        return sky.Resources(
+            infra="/".join([row.cloud, row.region, *([zone] if zone else [])]),
+            instance_type=row.instance_type,
+            accelerators={row.gpu: row.gpus},
+            use_spot=spec.role is Role.SPOT,
+            image_id=self._launch.image or None,
+            labels={RUN_TAG: self._launch.run, NODE_TAG: spec.name},
+        )
+
+    def _await(self, sky: Any, request: Any, spec: NodeSpec) -> None:
+        """Poll the request; when time is up, withdraw it and end what it has made."""
+        deadline = time.monotonic() + self._deadline_s
+        while time.monotonic() < deadline:
+            (answer,) = sky.api_status(request_ids=[request])
+            if str(answer.status).rsplit(".", 1)[-1] not in ("PENDING", "RUNNING", "WAITING"):
+                sky.get(request)
+                return
+            self._wait(1.0)
+        sky.get(sky.api_cancel(request_ids=[request]))
+        self.terminate(spec.name)
+        raise CapacityError(f"{spec.name} did not come up within {self._deadline_s:.0f} s")
+
+
+def end_machines(
+    machines: MachineList,
+    run: str,
+    *,
+    node: str | None = None,
+    deadline_s: float = 180.0,
+    wait: Callable[[float], None] = time.sleep,
+) -> int:
+    """End all machines of a run, or of one node, until the cloud's list shows none alive; returns how many.
+
+    Raises PreconditionError naming the machines that would not end.
+    """
+    deadline = time.monotonic() + deadline_s
+    ended: set[str] = set()
+    while True:
+        alive = [
+            machine.instance
+            for machine in machines.of_run(run)
+            if machine.state is not NodeState.GONE and node in (None, machine.node)
+        ]
+        if not alive:
+            return len(ended)
+        if time.monotonic() > deadline:
+            raise PreconditionError(
+                f"still there after {deadline_s:.0f} s: {', '.join(alive[:10])}", hint=f"spotlight down {run}"
+            )
+        machines.terminate(alive)
+        ended.update(alive)
+        wait(1.0)
+
+
+def forget(cluster: str) -> None:
+    """Remove SkyPilot's own record of a cluster whose machines have been ended; no record is fine."""
+    sky = require()
+    try:
+        sky.get(sky.down(cluster, purge=True))
+    except Exception as error:  # noqa: BLE001 - the machines are gone; the record is cosmetic
+        log.debug("sky down %s: %s", cluster, error)
+
+
+def read_logs(cluster: str, lines: int = 200) -> int:
+    """Print the end of a cluster's job log on stdout; returns the job's exit code."""
+    sky = require()
+    return int(sky.tail_logs(cluster, None, follow=False, tail=lines) or 0)
+
+
+@contextlib.contextmanager
+def _clear_errors(node: str) -> Iterator[None]:
+    """SkyPilot's errors as ours: quota and credentials are told from what may pass."""
+    try:
+        yield
+    except SpotlightError:
+        raise
+    except Exception as error:  # SkyPilot passes on whatever the clouds' packages raise
+        raise translated(error, node) from error
+
+
+def translated(error: Exception, node: str) -> SpotlightError:
+    """What SkyPilot said, as what the caller can do about it. Only quota in every place is a QuotaError."""
+    history = [str(item) for item in getattr(error, "failover_history", None) or [error]]
+    text = f"{node}: {' '.join(str(error).split())[:300]}"
+    kind = type(error).__name__
+    if kind == "ResourcesUnavailableError":
+        if all(_QUOTA.search(item) for item in history):
+            return QuotaError(text, hint="ask the cloud for a higher limit, or take another region")
+        return CapacityError(text, hint="another region, another GPU type, or fewer")
+    if kind in ("NoCloudAccessError", "InvalidCloudCredentials") or _DENIED.search(text):
+        return CredentialError(text, hint="sky check")
+    return PreconditionError(f"{node}: {kind}: {' '.join(str(error).split())[:300]}")
+
+
+def _alive_last(machine: Machine) -> tuple[bool, float]:
+    return machine.state is not NodeState.GONE, machine.launched_s
+
+
+def _info(machine: Machine) -> NodeInfo:
+    return NodeInfo(
+        name=machine.node,
+        role=Role.SPOT if machine.spot else Role.ON_DEMAND,
+        instance=machine.instance,
+        state=machine.state,
+        reason=machine.reason,
+        zone=machine.zone,
+        interrupted=machine.interrupted,
+    )
