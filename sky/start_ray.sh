@@ -6,4 +6,5 @@
 set -euo pipefail
 while read -r name; do unset "$name"; done < <(compgen -e RAY_ || true)
 "$(dirname "$0")/stop_ray.sh"
+export PATH="$HOME/.spotlight/env/bin:$PATH"
 exec "$HOME/.spotlight/env/bin/python" -m spotlight.runtime.node "${1:?head or worker}"

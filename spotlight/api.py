@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from spotlight import config as configuration
 from spotlight import names
 from spotlight.config import RunConfig
-from spotlight.errors import ConfigError, DataError, NotFoundError, UserError
+from spotlight.errors import ConfigError, DataError, NotFoundError, SpotlightError, UserError
 
 if TYPE_CHECKING:
+    from spotlight.core.capacity import Plan
     from spotlight.core.history import Verdict
     from spotlight.observe.bill import RunCost
     from spotlight.observe.cost_report import By, CostReport
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from spotlight.provision.prices import PriceBook
 
 CONFIG = "config.yaml"
+DOWN = "down"  # in the folder of a cloud run whose machines have been given back
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -56,6 +58,94 @@ def train(
     from spotlight.runtime import local_run
 
     return local_run.run(config, folder, preemptions=preemptions, resume=resume, on_event=on_event)
+
+
+def plan(gpus: str, *, spot_ratio: float = 0.75, infra: str | None = None) -> Plan:
+    """What `gpus` ("H100:64") would be rented as, and for how much; nothing is created.
+
+    Raises UserError, CredentialError (no SkyPilot, no login) or CapacityError (nobody offers that).
+    """
+    from spotlight.core import capacity
+    from spotlight.provision import skypilot
+
+    requests = capacity.parse_gpus(gpus)
+    capacity.check_ratio(spot_ratio)
+    cloud, region = skypilot.parse_infra(infra)
+    return capacity.make_plan(requests, spot_ratio, skypilot.offers(requests, cloud, region))
+
+
+def launch(
+    config: RunConfig,
+    plan: Plan,
+    *,
+    store: str,
+    name: str | None = None,
+    base_name: str = "run",
+    image: str = "",
+    on_text: Callable[[str], None] | None = None,
+) -> str:
+    """Rent the plan's machines and start the run on them; returns its name. The head rents the spot nodes itself.
+
+    `store` is a bucket prefix (s3://, gs://) that the run gets a folder in; `image` a machine image. When this fails or
+    is interrupted no machine is left, or the error says which command ends them.
+    """
+    from spotlight.provision import rent
+    from spotlight.provision.launch import Launch
+
+    if not store.startswith(("s3://", "gs://")):
+        raise ConfigError(
+            f"a cloud run needs a bucket, not {store[:60]!r}",
+            hint="--store s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
+        )
+    num_spot = sum(row.nodes for row in plan.rows if row.price_class == "spot")
+    cluster = {**config.cluster.model_dump(), "spot": num_spot}
+    cluster["start_with"] = min(cluster["start_with"], num_spot)
+    config = configuration.check({**config.model_dump(), "cluster": cluster})
+    folder = names.run_dir(name or _name(base_name, False))
+    _check_data(config)
+    _check_store(store, folder.name)
+    _open_folder(folder, config, resume=False)
+    launched = Launch(
+        run=folder.name, store=f"{store.rstrip('/')}/{folder.name}", rows=plan.rows, image=image
+    )
+    launched.save(folder)
+    rent.bring_up(launched, folder, on_text or (lambda _: None))
+    return folder.name
+
+
+def down(run: str) -> int:
+    """End every machine of a run and return how many there were; 0 machines are left when this returns."""
+    from spotlight.observe.progress import ProgressLog
+    from spotlight.provision import rent, skypilot, templates
+    from spotlight.provision.launch import Launch
+
+    folder = _existing(run)
+    launched = Launch.load(folder)
+    ended = rent.give_back(launched)
+    skypilot.forget(templates.cluster_name(run, "od0"))
+    refresh(run, everything=True)
+    (folder / DOWN).touch()
+    if status(run).state not in ("finished", "failed"):
+        log = ProgressLog(folder, None)
+        log({"kind": "run_failed", "code": "interrupted", "message": "taken down", "hint": None})
+        log.close()
+    return ended
+
+
+def refresh(run: str, *, everything: bool = False) -> str:
+    """Fetch what a cloud run has told since; a local run needs none. Returns why it could not be had, or ""."""
+    from spotlight.provision.launch import FILE, Launch
+    from spotlight.runtime import mirror
+    from spotlight.store.objects import open_store
+
+    folder = _existing(run)
+    if not (folder / FILE).is_file() or (folder / DOWN).exists():
+        return ""
+    try:
+        mirror.fetch(open_store(Launch.load(folder).store), folder, everything=everything)
+    except SpotlightError as error:
+        return error.message
+    return ""
 
 
 def sample(run: str, prompt: str, *, out: Path, seed: int = 0) -> Path:
@@ -175,6 +265,18 @@ def _name(base: str, resume: bool) -> str:
             return taken if resume else name
         taken = name
     raise AssertionError("unreachable")
+
+
+def _check_store(store: str, run: str) -> None:
+    """The bucket can be written before anything is rented, and holds no other run of that name."""
+    from spotlight.store.objects import open_store
+
+    bucket = open_store(f"{store.rstrip('/')}/{run}")
+    if bucket.list_keys():
+        raise UserError(
+            f"there is a run {run!r} in {store} already", hint="another --name, or another --store"
+        )
+    bucket.put_new("launched", run.encode())
 
 
 def _check_data(config: RunConfig) -> None:

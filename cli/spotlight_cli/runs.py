@@ -42,6 +42,7 @@ def status(
 
     out = output()
     while True:
+        _refresh(out, run)
         current = api.status(run)
         if out.json:
             out.document(current.to_dict())
@@ -52,6 +53,14 @@ def status(
         if not watch or current.state in ("finished", "failed", "empty"):
             return
         time.sleep(2.0)
+
+
+def _refresh(out: Output, run: str | None) -> None:
+    """Have the news of a run that is elsewhere; without them, show what is here and say so."""
+    from spotlight import api
+
+    if run is not None and (why := api.refresh(run)):
+        out.say(f"no news: {why}", style="yellow")
 
 
 def show_status(out: Output, status: Status) -> None:
@@ -112,6 +121,7 @@ def logs(
     if not folder.is_dir():
         raise NotFoundError(f"no run {run!r}", hint="spotlight status   shows the newest run")
     out, state = output(), progress.Progress()
+    _refresh(out, run)
     for number, batch in enumerate(progress.batches(folder)):
         for event in batch:
             state.apply(event)
@@ -121,6 +131,7 @@ def logs(
         if state.ended or not follow:
             return
         time.sleep(_POLL_S)
+        _refresh(out, run)
 
 
 def _tell(out: Output, event: dict[str, Any]) -> None:

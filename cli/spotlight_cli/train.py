@@ -52,7 +52,7 @@ def train(
     show_summary(out, summary)
 
 
-def flag_overrides(overrides: list[str], **flags: int | None) -> list[str]:
+def flag_overrides(overrides: list[str], **flags: float | None) -> list[str]:
     """The overrides with those that have a flag of their own; a flag wins over `--set`."""
     return [*overrides, *(f"{key}={value}" for key, value in flags.items() if value is not None)]
 

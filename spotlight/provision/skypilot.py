@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ _QUOTA = re.compile(
 _DENIED = re.compile(
     r"AuthFailure|UnauthorizedOperation|InvalidClientTokenId|ExpiredToken|credential", re.IGNORECASE
 )
+_UNDER_WAY = ("PENDING", "RUNNING", "WAITING", "QUEUED")  # of a request to SkyPilot's server
 log = logging.getLogger(__name__)
 
 
@@ -225,14 +227,18 @@ class SkyProvider:
         )
 
     def _await(self, sky: Any, request: Any, spec: NodeSpec) -> None:
-        """Poll the request; when time is up, withdraw it and end what it has made."""
+        """Poll the request. When time is up, withdraw it and end what it has made; on any other end, withdraw it."""
         deadline = time.monotonic() + self._deadline_s
-        while time.monotonic() < deadline:
-            (answer,) = sky.api_status(request_ids=[request])
-            if str(answer.status).rsplit(".", 1)[-1] not in ("PENDING", "RUNNING", "WAITING"):
-                sky.get(request)
-                return
-            self._wait(1.0)
+        try:
+            while time.monotonic() < deadline:
+                (answer,) = sky.api_status(request_ids=[request])
+                if str(answer.status).rsplit(".", 1)[-1] not in _UNDER_WAY:
+                    sky.get(request)
+                    return
+                self._wait(1.0)
+        except BaseException:  # Ctrl-C too: SkyPilot's server would go on without us
+            sky.get(sky.api_cancel(request_ids=[request]))
+            raise
         sky.get(sky.api_cancel(request_ids=[request]))
         self.terminate(spec.name)
         raise CapacityError(f"{spec.name} did not come up within {self._deadline_s:.0f} s")
@@ -267,6 +273,11 @@ def end_machines(
         machines.terminate(alive)
         ended.update(alive)
         wait(1.0)
+
+
+def user_config() -> Path:
+    """The user's own SkyPilot settings, which may not exist."""
+    return Path(os.environ.get("SKYPILOT_GLOBAL_CONFIG") or Path.home() / ".sky" / "config.yaml").expanduser()
 
 
 def forget(cluster: str) -> None:

@@ -166,6 +166,12 @@ def status(run: str | None = None) -> status_model.Status:
     return status_model.load(run_dir(run) if run else status_model.newest(home()), time.time())
 
 
+def refresh(run: str, *, everything: bool = False) -> str:
+    """Nothing is elsewhere."""
+    calls.append({"refresh": run, "everything": everything})
+    return ""
+
+
 def report(run: str, *, out: Path | None = None) -> Path:
     """The real report."""
     from spotlight.observe import report as page
