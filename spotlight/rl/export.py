@@ -89,15 +89,15 @@ def _compare(
         raise IntegrityError(f"the export in {folder} cannot be loaded: {str(error)[:300]}") from error
     loaded = _probe(fresh, shape, prompt)
     scale = expected.abs().mean().clamp(min=1e-12)
-    error = float((loaded - expected).abs().max() / scale)
+    off = float((loaded - expected).abs().max() / scale)
     effect = float((expected - base).abs().max() / scale)
     tolerance = 1e-5 if _dtype(fresh.transformer) == torch.float32 else 5e-2
-    weak = effect > tolerance and error > effect / 4  # an adapter at the wrong strength
+    weak = effect > tolerance and off > effect / 4  # an adapter at the wrong strength
     inert = effect > 0 and torch.equal(loaded, base)
-    if weak or inert or not error <= tolerance:
+    if weak or inert or not off <= tolerance:
         raise IntegrityError(
             f"the export in {folder} does not give the trained outputs when loaded: "
-            f"relative error {error:.1e}, while training changed them by {effect:.1e}",
+            f"relative error {off:.1e}, while training changed them by {effect:.1e}",
             hint="the files are kept for inspection; do not use them",
         )
 
