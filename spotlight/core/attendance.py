@@ -139,7 +139,7 @@ class Attendance(Dispatch):
         self.offer_parked()
 
     def _lose(self, worker: Worker, reason: str, *, blame: bool) -> None:
-        """Take everything back. `blame`: what it was making may be what killed it, unless its node had a notice."""
+        """Take all back. `blame`: what it was making may have killed it, unless its node had a notice."""
         expected = any(self.members.nodes[node].deadline is not None for node in worker.group.nodes)
         leases = list(worker.leases.values())
         self.parked.pop(worker.name, None)
@@ -150,10 +150,10 @@ class Attendance(Dispatch):
             self.revoke(lease, f"worker lost: {reason}", deaths=int(blame and not expected))
 
     def heard(self, name: str, epoch: int) -> Worker | None:
-        """The live worker that speaks; its word counts as a sign of life. Anyone else is told that it is fenced."""
+        """The live worker that speaks, and so shows that it lives. Anyone else is told that it is fenced."""
         worker = self.members.holder(name, epoch)
         if worker is None:
-            self.out.append(ev.Wake(name, "fenced"))
+            self.out.append(ev.Wake(name, epoch, "fenced"))
         else:
             worker.last_seen = self.now
         return worker

@@ -1,7 +1,7 @@
 """Where the last requests of a roll-out finish soonest: what a request costs where, and who is free when.
 
-Cost of a denoising step of a batch key = EWMA over all workers; a worker's factor = EWMA of its cost over the key's.
-A prediction is their product; None until measured.
+Cost of a denoising step of a batch key = EWMA over all workers; a worker's factor = EWMA of its cost over
+the key's. A prediction is their product; None until measured.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FinishBook:
             del self._slots[bisect_left(self._slots, slot)]
 
     def count_between(self, start: float, end: float) -> int:
-        """How many could have finished one more in [start, end); those overdue at `start` are not trusted to."""
+        """How many could have done one more in [start, end); those overdue at `start` are not trusted to."""
         return bisect_left(self._slots, (end, "")) - bisect_left(self._slots, (start, ""))
 
     def extremes(self, count: int) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Frozen dataclasses <-> JSON-able dicts, strict both ways: the wire and the journal speak only this.
 
-`Codec(*classes)` reads each class's annotations once. A message is {"type": class name, field: value, ...}; fields
-at their default are left out. Unknown types, unknown or missing fields and wrong types raise DataError.
+`Codec(*classes)` reads each class's annotations once. A message is {"type": class name, field: value, ...};
+fields at their default are left out. Unknown types, unknown or missing fields and wrong types raise
+DataError.
 """
 
 from __future__ import annotations
@@ -86,11 +87,9 @@ class Codec:
             return self._to_dict
         args = get_args(hint)
         if get_origin(hint) is tuple:
-            inner = self._encoder(args[0])
-            return list if inner is None else lambda value: [inner(item) for item in value]
+            return _list_encoder(self._encoder(args[0]))
         if get_origin(hint) in (Union, types.UnionType):
-            inner = self._encoder(args[0])
-            return None if inner is None else lambda value: None if value is None else inner(value)
+            return _optional(self._encoder(args[0]))
         return None
 
     def _decoder(self, hint: Any) -> Convert:
@@ -117,6 +116,14 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
+
+
+def _list_encoder(inner: Convert | None) -> Convert:
+    return list if inner is None else lambda value: [inner(item) for item in value]
+
+
+def _optional(inner: Convert | None) -> Convert | None:
+    return None if inner is None else lambda value: None if value is None else inner(value)
 
 
 def _integer(value: Any) -> int:

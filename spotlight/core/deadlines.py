@@ -9,8 +9,8 @@ from collections.abc import Callable
 class Deadlines:
     """At most one live entry per key, never later than the key's true deadline; O(log n) amortised.
 
-    What `due` returns depends on the true deadlines alone, not on when it was called before: a call that returns
-    nothing leaves no trace.
+    What `due` returns depends on the true deadlines alone, not on when it was called before: a call that
+    returns nothing leaves no trace.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Deadlines:
             heapq.heappush(self._heap, (at, key))
 
     def due(self, now: float, deadline_of: Callable[[str], float | None]) -> list[str]:
-        """The keys whose deadline has come, earliest first. `deadline_of` says None for what needs no timer."""
+        """The keys whose deadline has come, earliest first. `deadline_of` says None if there is none."""
         ready = []
         while self._heap and self._heap[0][0] <= now:
             at, key = heapq.heappop(self._heap)

@@ -1,7 +1,7 @@
 """The work itself: requests, leases, and who gets what next.
 
-Order: finals, evals, a second run for a straggler, drafts. Within finals and evals the longest first; within drafts
-those with a saved state, then the draft source's order.
+Order: finals, evals, a second run for a straggler, drafts. Within finals and evals the longest first;
+within drafts those with a saved state, then the draft source's order.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Dispatch:
     def wake(self, worker: Worker, reason: str) -> None:
         """Send a waiting worker away with nothing."""
         del self.parked[worker.name]
-        self.out.append(ev.Wake(worker.name, reason))
+        self.out.append(ev.Wake(worker.name, worker.epoch, reason))
 
     # ------------------------------------------------------------------------------------ taking back
 

@@ -1,7 +1,8 @@
 """What the scheduler hears (events) and what it answers (commands), with their JSON form.
 
-Events that come from a worker carry its epoch or a lease token: whoever holds an old one is answered, and changes
-nothing. Commands named in the past tense are facts for the record; Grant, Wake and StopAt ask for something.
+Events that come from a worker carry its epoch or a lease token: whoever holds an old one is answered, and
+changes nothing. Commands named in the past tense are facts for the record; Grant, Wake and StopAt ask for
+something.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from spotlight.core.types import Gpu, Kind, Outcome, Policy, Request, Role
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A worker starts, or starts again: it gets a new epoch, and all that its name held before is taken back."""
+    """A worker starts, or starts again: a new epoch, and all that its name held is taken back."""
 
     worker: str
     node: str
@@ -238,9 +239,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Answer the worker's pull with nothing: weights to admit, or an epoch that has passed."""
+    """Answer the pull of the worker in that epoch with nothing: weights to admit, or the epoch has passed."""
 
     worker: str
+    epoch: int
     reason: str
 
 

@@ -1,10 +1,11 @@
 """Was every promise kept? Checkers of INV-1 to INV-5 over the records of any journal, in one pass.
 
-They know nothing of the scheduler: they judge what it was told and what it answered. The scheduler's docstring says
-what each invariant promises. `core.history_nodes` has INV-6 and INV-7, which are about machines and money.
+They know nothing of the scheduler: they judge what it was told and what it answered. The scheduler's
+docstring says what each invariant promises. `core.history_nodes` has INV-6 and INV-7, which are about
+machines and money.
 
-Each "start" record begins a new coordinator, whose requests, tokens and epochs are its own (after a restart the
-driver trains on from its checkpoint, and what was made after that never entered training).
+Each "start" record begins a new coordinator, whose requests, tokens and epochs are its own (after a restart
+the driver trains on from its checkpoint, and what was made after that never entered training).
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ class SameSamples(Checker):
         self._digests[made] = outcome["digest"]
 
     def _on_refused(self, seq: int, event: Record, command: Record, facts: Facts) -> None:
-        """A second run of a sample gives the same bytes; across GPU models it need not, so this is only noted."""
+        """A second run gives the same bytes; across GPU models it need not, so this is only noted."""
         if event["type"] == "Commit":
             outcome = event["outcome"]
             digest = self._digests.get(f"{outcome['kind']}/{outcome['sample']}")
@@ -260,7 +261,7 @@ class SameSamples(Checker):
 
 
 class BoundedStaleness(Checker):
-    """Weights are new enough when work is given and when it counts, and admitted: all tensors, right digest."""
+    """Weights are new enough when work is given and when it counts; admitted whole, with their digest."""
 
     name, unit = "INV-5 bounded staleness", "outcomes"
 

@@ -1,4 +1,4 @@
-"""INV-6 and INV-7 over a journal: every machine ended with its run, and the bill adds up to the machines' lives."""
+"""INV-6 and INV-7 over a journal: every machine ended with its run, and the bill adds up to their lives."""
 
 from __future__ import annotations
 

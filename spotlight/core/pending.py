@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from spotlight.core.types import Request, SavedState
 
-# What may share a batch: batch key, steps in all, step to start at, and the request itself if it must travel alone.
+# What may share a batch: batch key, steps in all, first step, and the request itself if it must travel alone.
 Bucket = tuple[str, int, int, str]
 
 
@@ -31,7 +31,7 @@ class Record:
 
 
 class Pending:
-    """A priority queue of buckets: the most steps left first (the longest job first keeps the tail short), then age.
+    """A priority queue of buckets: the most steps left first, which keeps the tail short, then age.
 
     Leaving is lazy: a record that is not `queued_in` the bucket any more is skipped. All O(log n) amortised.
     """
@@ -46,7 +46,7 @@ class Pending:
         return self._size
 
     def push(self, record: Record) -> None:
-        """Enter a record at the end of its bucket. One that was there when its workers died twice travels alone."""
+        """Enter a record at the end of its bucket. One that was there at two deaths travels alone."""
         request = record.request
         alone = record.id if record.deaths > 1 else ""
         bucket = record.queued_in = (request.batch_key, request.num_steps, record.resume_step, alone)

@@ -1,12 +1,13 @@
 """The one decision object: who makes which sample, when, and whose result counts.
 
-Invariants (each has a test of the same name, and `spotlight.core.history` checks each over any run's journal):
+Invariants (each has a test of the same name, and `spotlight.core.history` checks each over any run's
+journal):
 
 INV-1 one fate.           Every dispatched request ends exactly once: committed, or cancelled with a reason.
 INV-2 one commit.         A SampleId enters training at most once, whatever is retried, duplicated or late.
 INV-3 fenced.             A worker whose lease token or epoch has passed can change nothing.
-INV-4 same samples.       Faults change when and where a sample is made, never which: a grant carries the request
-                          as it was submitted, and a state goes on only under the weights that began it.
+INV-4 same samples.       Faults change when and where a sample is made, never which: a grant carries the
+                          request as it was submitted, a state goes on only under the weights that began it.
 INV-5 bounded staleness.  A final or eval is made with exactly the current version, a draft with one at most
                           `max_draft_lag` old, and by a worker that has admitted that version.
 
@@ -14,13 +15,15 @@ A request:
 
     submitted -> pending --Grant(token)--> leased --Commit--> committed
                     ^                        |
-                    +-- Revoked(reason) -----+        pending or leased --Cancel, poison, run over--> cancelled
+                    +----Revoked(reason)-----+
+                 pending or leased --Cancel, poison, run over--> cancelled
 
-A token is given once and only rises. A lease ends by commit, or is revoked: worker lost or hung, handed back after a
-notice, failed, weights too old, another run of the request was first. While a request is the straggler of a roll-out
-it may hold two leases; the first commit wins.
+A token is given once and only rises. A lease ends by commit, or is revoked: worker lost or hung, handed
+back after a notice, failed, weights too old, another run of the request was first. While a request is the
+straggler of a roll-out it may hold two leases; the first commit wins.
 
-`on(event, now)` is deterministic: no clock, no I/O, no randomness. A Tick that returns no command leaves no trace.
+`on(event, now)` is deterministic: no clock, no I/O, no randomness. A Tick that returns no command leaves no
+trace.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class Scheduler(Attendance):
     def on(self, event: ev.Event, now: float) -> list[ev.Command]:
         """Take one event at time `now` (seconds, never falling) and say what is to be done."""
         self.now = max(self.now, now)
-        self.out = out = []
+        out: list[ev.Command] = []
+        self.out = out
         _HANDLERS[type(event)](self, event)
         return out
 
@@ -154,7 +158,7 @@ class Scheduler(Attendance):
         self._learn(lease, event.outcome)
 
     def _commit_without_lease(self, event: ev.Commit) -> None:
-        """The answer to a commit may have been lost: the winner's own retry is told so, all others are fenced."""
+        """A commit's answer may have been lost: the winner asking again is told so, all others are fenced."""
         record = self.records.get(f"{event.outcome.kind}/{event.outcome.sample}")
         if record is not None and record.fate == event.token:
             self.out.append(ev.Accepted(event.token, record.id, again=True))

@@ -19,7 +19,7 @@ _SAMPLE_ID = re.compile(r"it(0|[1-9][0-9]{0,17})/row(0|[1-9][0-9]{0,17})/s(0|[1-
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleId:
-    """Which sample: training iteration, dataset row, seed. Written "it12/row34/s5"; all noise follows from it."""
+    """Which sample: iteration, dataset row, seed. Written "it12/row34/s5"; all noise follows from it."""
 
     iteration: int
     row: int
@@ -64,8 +64,9 @@ class Request:
 class Outcome:
     """What a worker reports for one finished request; the images themselves lie in the artifact store.
 
-    reward None: scoring failed (never 0, never averaged). cost_s: the request's share of the worker's time, so
-    that the shares of a batch add up to its wall time. num_steps: denoising steps done here, after `resumed_from`.
+    reward None: scoring failed (never 0, never averaged). cost_s: the request's share of the worker's time,
+    so that the shares of a batch add up to its wall time. num_steps: denoising steps done here, after
+    `resumed_from`.
     """
 
     sample: SampleId
@@ -99,7 +100,7 @@ class WeightVersion:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A committed denoising state: `step` steps done under weights `version`; the bytes lie with the coordinator."""
+    """A denoising state, `step` steps done with weights `version`; its bytes lie with the coordinator."""
 
     step: int
     version: int

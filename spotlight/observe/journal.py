@@ -1,13 +1,13 @@
-"""The journal: one append-only stream of JSON lines that status, cost, report and `verify` read, and nothing else.
+"""The journal: one append-only stream of JSON lines, from which `verify`, cost and report know what happened.
 
-Every line is one record: `v` (schema), `seq` (1, 2, ... over the whole journal), `utc` (Unix seconds), `type`, and
+A line is a record: `v` (schema), `seq` (1, 2, ... over the whole journal), `utc` (Unix seconds), `type`, and
     start    a coordinator began: its `policy` and the `first_token` that it gives
-    on       the scheduler took an event: `now`, `event`, `commands`, and `drafts` if the draft source was asked
+    on       the scheduler took an event: `now`, `event`, `commands`, and `drafts`, the draft source's answers
     gap      `lost` records before this one could not be written: `reason`
     other    what others write through `append`: "node" (money), "iteration", ...
 
-A writer killed at any byte leaves at most a torn last line in the segment that it wrote; the next writer opens a new
-segment. A full disk loses records, says so, and leaves a gap record once there is room again.
+A writer killed at any byte leaves at most a torn last line in the segment that it wrote; the next writer
+opens a new segment. A full disk loses records, says so, and leaves a gap record once there is room again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class Journal:
     """The one writer of a journal folder.
 
-    `fsync`: "always" after each record, "interval" at most every `fsync_every_s` (a power cut may cost so much;
-    a killed process costs nothing, each record reaches the operating system at once), or "never".
+    `fsync`: "always" after each record, "interval" at most every `fsync_every_s` (a power cut may cost so
+    much; a killed process costs nothing, each record reaches the operating system at once), or "never".
     """
 
     def __init__(
@@ -152,8 +152,8 @@ def segments(folder: Path) -> list[Path]:
 def read(folder: Path) -> Iterator[dict[str, Any]]:
     """Stream the records, oldest first. Safe beside a live writer.
 
-    A torn last line of a segment is passed over. Raises NotFoundError if there is no journal, DataError naming file
-    and line for anything else that is not a record of this schema.
+    A torn last line of a segment is passed over. Raises NotFoundError if there is no journal, DataError
+    naming file and line for anything else that is not a record of this schema.
     """
     paths = segments(folder)
     if not paths:
@@ -163,7 +163,7 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def next_first_token(folder: Path) -> int:
-    """Where a new coordinator's tokens begin: far above all that an earlier one on this journal can have given."""
+    """Where a new coordinator's tokens begin: far above all that earlier ones can have given."""
     starts = 0
     for path in segments(folder):
         with path.open("rb") as file:
@@ -184,7 +184,7 @@ def _read_segment(path: Path) -> Iterator[dict[str, Any]]:
                 raise DataError(f"{path.name}, line {number}: not a journal record")
             if record.get("v") != SCHEMA:
                 raise DataError(
-                    f"{path.name}, line {number}: schema {str(record.get('v'))[:20]}, this version reads {SCHEMA}",
+                    f"{path.name}, line {number}: schema {str(record.get('v'))[:20]}, this reads {SCHEMA}",
                     hint="read it with the version of spotlight that wrote it",
                 )
             yield record

@@ -14,7 +14,7 @@ from spotlight.observe import journal
 
 
 def verify(folder: Path) -> list[Verdict]:
-    """INV-1 to INV-7, in this order. Raises NotFoundError without a journal, DataError if it cannot be read."""
+    """INV-1 to INV-7, in order. Raises NotFoundError without a journal, DataError if it cannot be read."""
     nodes = NodeHistory()
 
     def records() -> Iterator[dict[str, Any]]:

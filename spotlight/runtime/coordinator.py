@@ -1,11 +1,13 @@
-"""The coordinator: one actor per run, on the on-demand head, that hands out the work and hears what became of it.
+"""The coordinator: one actor per run, on the on-demand head, that hands out work and hears what became of it.
 
-Calls take and return plain values: text, numbers, lists, dicts and bytes. A call with a value that cannot be raises
-DataError and changes nothing. What is decided is decided in `core.scheduler`; here is only the wire.
+Calls take and return plain values: text, numbers, lists, dicts and bytes. A call with a value that cannot
+be raises DataError and changes nothing. What is decided is decided in `core.scheduler`; here is only the
+wire.
 
-A worker's life: register -> (admitted -> pull -> renew, save_state, ... -> commit | fail | release) again and again.
-The reply to `register` carries the epoch that the worker's calls must name from then on; `fenced` in a reply means
-that this epoch has passed: drop everything, admit nothing, register anew. `renew` is the heartbeat.
+A worker's life: register -> (admitted -> pull -> renew, save_state, ... -> commit | fail | release) again
+and again. The reply to `register` carries the epoch that the worker's calls must name from then on;
+`fenced` in a reply means that this epoch has passed: drop everything, admit nothing, register anew. `renew`
+is the heartbeat.
 """
 
 from __future__ import annotations
@@ -64,32 +66,42 @@ class Coordinator:
         reason = answer.reason if isinstance(answer, ev.AdmissionRefused | ev.Wake) else ""
         return {"accepted": not reason, "reason": reason, "fenced": isinstance(answer, ev.Wake)}
 
-    async def pull(self, worker: str, epoch: int, max_requests: int, timeout_s: float) -> Reply:
-        """Wait for work at most so long: {grants, version, stop, fenced}. A new pull ends an older one.
+    async def pull(
+        self,
+        worker: str,
+        epoch: int,
+        max_requests: int,
+        timeout_s: float,
+        results: Sequence[tuple[int, Mapping[str, Any]]] = (),
+    ) -> Reply:
+        """Wait for work at most so long: {grants, version, stop, fenced, answers}. A new pull ends an older one.
 
-        A grant is {token, batch, request, version, resume_step, state, duplicate}; all of a reply may share a batch.
+        `results` are (token, outcome) to commit first, which saves a call each; `answers` are what `commit` says.
+        A grant is {token, batch, request, version, resume_step, state, duplicate}; all of a reply may share
+        a batch.
         """
         event = ev.decode({"type": "Pull", "worker": worker, "epoch": epoch, "max_requests": max_requests})
-        waiter = self._shell.wait(worker)
+        answers = [await self.commit(token, outcome) for token, outcome in results]
+        waiter = self._shell.wait(worker, epoch)
         try:
             self._shell.take(event)
             await asyncio.wait((waiter,), timeout=timeout_s)
         finally:
             if not waiter.done():
                 self._shell.take(ev.EndPull(worker, epoch))
-                self._shell.answer(worker, [])
-        return waiter.result()
+                self._shell.answer(worker, epoch)
+        return {**waiter.result(), "answers": answers}
 
     async def end_pull(self, worker: str, epoch: int) -> None:
         """Let the worker's waiting pull return now, with nothing."""
         self._shell.take(ev.EndPull(worker, epoch))
-        self._shell.answer(worker, [])
+        self._shell.answer(worker, epoch)
 
     async def renew(self, worker: str, epoch: int, beats: Sequence[Mapping[str, int]]) -> Reply:
         """Live on: {cancelled, stop_at, fenced, version, stop}. `beats`: every token held, as {token, step}.
 
-        Drop the tokens of `cancelled`. Stop each of `stop_at` after that step, or at once if it is past, save its
-        state and release it.
+        Drop the tokens of `cancelled`. Stop each of `stop_at` after that step, or at once if it is past,
+        save its state and release it.
         """
         pairs = [[beat.get("token"), beat.get("step")] for beat in beats]
         renewed = _one(self._shell.apply("Heartbeat", worker=worker, epoch=epoch, beats=pairs), ev.Renewed)
@@ -101,7 +113,7 @@ class Coordinator:
         }
 
     async def save_state(self, token: int, step: int, blob: bytes) -> Reply:
-        """Keep a denoising state: {saved, cancelled, stop_at, reason}. An older step than what is kept is not saved."""
+        """Keep a denoising state: {saved, cancelled, stop_at, reason}. Older than what is kept: not saved."""
         digest = f"crc32:{zlib.crc32(blob):08x}"
         answer = self._shell.apply("Progress", token=token, step=step, digest=digest, num_bytes=len(blob))[0]
         if isinstance(answer, ev.Refused):
@@ -156,8 +168,8 @@ class Coordinator:
     async def collect(self, since: int, timeout_s: float) -> Reply:
         """Fates from number `since` on, waiting for the first one: {items, next, drafts_complete}.
 
-        An item is {fate: "committed", request, outcome} or {fate: "cancelled", request, reason}. Asking from n on says
-        that all before n have arrived and may be forgotten.
+        An item is {fate: "committed", request, outcome} or {fate: "cancelled", request, reason}. Asking
+        from n on says that all before n have arrived and may be forgotten.
         """
         shell = self._shell
         del shell.results[: max(since - self._num_collected, 0)]
@@ -171,7 +183,7 @@ class Coordinator:
         return {"items": items, "next": self._num_collected + len(items), "drafts_complete": complete}
 
     async def open_drafts(self, spec: Mapping[str, Any]) -> bool:
-        """Let idle spot workers draft (`Drafting.open` says what `spec` holds); False: the planner wants none."""
+        """Let idle spot workers draft (`spec` as in `Drafting.open`); False: the planner wants none."""
         shell = self._shell
         opened = shell.drafting and shell.drafting.open(spec, shell.num_spot(), time.monotonic())
         if opened:

@@ -1,4 +1,4 @@
-"""The exploration planner as the coordinator holds it: opened and closed with plain values, its answers recorded."""
+"""The exploration planner as the coordinator holds it: plain values in and out, its answers recorded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Drafting:
         return OpenDrafts(spec["iteration"], key, setting.steps, tuple(spec["rows"]))
 
     def close(self, now: float) -> dict[str, Any]:
-        """End it: the plan as plain values, {"iteration", "groups": [{row, seeds, control, ...}], "stats"}."""
+        """End it: the plan as plain values, {iteration, groups: [{row, seeds, control, ...}], stats}."""
         return asdict(self.planner.close(now))
 
     def report(self) -> dict[str, Any] | None:

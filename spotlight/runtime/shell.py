@@ -1,11 +1,11 @@
-"""Scheduler, journal and denoising states in one place: takes an event, writes it down, carries its commands out."""
+"""Scheduler, journal and denoising states: takes an event, writes it down, carries its commands out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Shell:
         self.states: dict[str, bytes] = {}
         self.results: list[Reply] = []
         self.news = asyncio.Event()
-        self._waiters: dict[str, asyncio.Future[Reply]] = {}
+        self._waiters: dict[tuple[str, int], asyncio.Future[Reply]] = {}
         self._tick_s = tick_s
         self._ticker: asyncio.Task[None] | None = None
 
@@ -57,7 +57,7 @@ class Shell:
         return commands
 
     def apply(self, name: str, **fields: Any) -> list[ev.Command]:
-        """`take` an event made of plain values. Raises DataError, with nothing changed, if they cannot be one."""
+        """`take` an event made of plain values. DataError, with nothing changed, if they cannot be one."""
         return self.take(ev.decode({"type": name, **fields}))
 
     def standing(self) -> Reply:
@@ -87,32 +87,35 @@ class Shell:
 
     # ------------------------------------------------------------------------------------ waiting pulls
 
-    def wait(self, worker: str) -> asyncio.Future[Reply]:
+    def wait(self, worker: str, epoch: int) -> asyncio.Future[Reply]:
         """A place for the worker's next grants. One that it had before is answered with nothing."""
-        self.answer(worker, [])
-        waiter = self._waiters[worker] = asyncio.get_running_loop().create_future()
+        self.answer(worker, epoch)
+        waiter = self._waiters[worker, epoch] = asyncio.get_running_loop().create_future()
         return waiter
 
-    def answer(self, worker: str, grants: list[Reply], *, fenced: bool = False) -> bool:
+    def answer(
+        self, worker: str, epoch: int, grants: Sequence[ev.Grant] = (), *, fenced: bool = False
+    ) -> bool:
         """Answer the worker's pull, if it waits in one."""
-        waiter = self._waiters.pop(worker, None)
+        waiter = self._waiters.pop((worker, epoch), None)
         if waiter is None or waiter.done():
             return False
-        waiter.set_result({"grants": grants, "fenced": fenced, **self.standing()})
+        wire = [self._wire(grant) for grant in grants]
+        waiter.set_result({"grants": wire, "fenced": fenced, **self.standing()})
         return True
 
     # ------------------------------------------------------------------------------------ commands
 
     def _carry_out(self, event: ev.Event, commands: list[ev.Command]) -> None:
-        batches: dict[str, list[ev.Grant]] = {}
+        batches: dict[tuple[str, int], list[ev.Grant]] = {}
         for command in commands:
             match command:
-                case ev.Grant(worker=worker):
-                    batches.setdefault(worker, []).append(command)
-                case ev.Wake(worker=worker, reason=reason):
-                    self.answer(worker, [], fenced=reason == "fenced")
-                case ev.LostWorker(worker=worker):
-                    self.answer(worker, [], fenced=True)
+                case ev.Grant(worker=worker, epoch=epoch):
+                    batches.setdefault((worker, epoch), []).append(command)
+                case ev.Wake(worker=worker, epoch=epoch, reason=reason):
+                    self.answer(worker, epoch, fenced=reason == "fenced")
+                case ev.LostWorker(worker=worker, epoch=epoch):
+                    self.answer(worker, epoch, fenced=True)
                 case ev.StateDropped(request=request):
                     self.states.pop(request, None)
                 case ev.Accepted(request=request, again=False):
@@ -121,8 +124,8 @@ class Shell:
                     self._settle(request, {"fate": "committed", "request": request, "outcome": outcome})
                 case ev.Cancelled(request=request, reason=reason):
                     self._settle(request, {"fate": "cancelled", "request": request, "reason": reason})
-        for worker, grants in batches.items():
-            if not self.answer(worker, [self._wire(grant) for grant in grants]):
+        for (worker, epoch), grants in batches.items():
+            if not self.answer(worker, epoch, grants):
                 log.error("grant for %s, which does not wait; taken back", worker)
                 for grant in grants:
                     self.take(ev.Release(grant.token))

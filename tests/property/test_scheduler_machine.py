@@ -173,10 +173,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if ready:
             self.admit(worker)
 
-    @rule(worker=workers, right=mostly, whole=mostly, behind=st.integers(0, 2), pick=picks)
-    def admit_something(self, worker, right, whole, behind, pick):
+    @rule(worker=workers, right=mostly, whole=mostly, intact=mostly, behind=st.integers(0, 2), pick=picks)
+    def admit_something(self, worker, right, whole, intact, behind, pick):
         version = max(0, self.version - behind)
-        digest = f"d{version}" if whole or pick % 2 else "torn"
+        digest = f"d{version}" if intact else "torn"
         self.say(ev.Admit(worker, self.epoch(worker, right, pick), version, digest, 3 if whole else 2))
 
     @rule(worker=workers, right=mostly, pick=picks, all_held=mostly, step=st.integers(0, STEPS + 1))

@@ -79,8 +79,8 @@ def test_inv_3_fenced():
     assert of(w.commit(held), ev.Refused)
     assert of(w.say(ev.Fail(held.token, "x")), ev.Refused)
     assert of(w.say(ev.Release(held.token)), ev.Refused)
-    assert w.say(ev.Pull("a", zombie_epoch, 1)) == [ev.Wake("a", "fenced")]
-    assert w.say(ev.Admit("a", zombie_epoch, 0, "d0", 3)) == [ev.Wake("a", "fenced")]
+    assert w.say(ev.Pull("a", zombie_epoch, 1)) == [ev.Wake("a", zombie_epoch, "fenced")]
+    assert w.say(ev.Admit("a", zombie_epoch, 0, "d0", 3)) == [ev.Wake("a", zombie_epoch, "fenced")]
     renewed = of(w.say(ev.Heartbeat("a", zombie_epoch, ((held.token, 2),))), ev.Renewed)[0]
     assert renewed.fenced
     assert renewed.cancelled == (held.token,)
@@ -88,7 +88,7 @@ def test_inv_3_fenced():
     # it comes back under a new epoch; its old self stays fenced
     w.join("a")
     assert w.epoch["a"] > zombie_epoch
-    assert w.say(ev.Pull("a", zombie_epoch, 1)) == [ev.Wake("a", "fenced")]
+    assert w.say(ev.Pull("a", zombie_epoch, 1)) == [ev.Wake("a", zombie_epoch, "fenced")]
     assert_clean(w)
 
 
@@ -526,7 +526,7 @@ def test_a_publish_wakes_those_that_wait_and_takes_back_what_is_stale():
     (held,) = w.pull("a")
     w.pull("b")
     commands = w.publish()
-    assert of(commands, ev.Wake) == [ev.Wake("b", "new weights")]
+    assert of(commands, ev.Wake) == [ev.Wake("b", w.epoch["b"], "new weights")]
     assert of(commands, ev.Revoked)[0].token == held.token
     assert [type(c) for c in w.publish(1)] == [ev.Ignored]
     assert [type(c) for c in w.publish(0)] == [ev.Ignored]
@@ -540,9 +540,9 @@ def test_stop_gives_everything_a_fate_and_sends_the_waiting_home():
     w.pull("b"), w.pull("b")
     commands = w.say(ev.Stop("finished"))
     assert len(of(commands, ev.Cancelled)) == 2
-    assert ev.Wake("b", "stopped") in commands
+    assert ev.Wake("b", w.epoch["b"], "stopped") in commands
     w.submit(1, first=9)
-    assert w.say(ev.Pull("a", w.epoch["a"], 1)) == [ev.Wake("a", "stopped")]
+    assert w.say(ev.Pull("a", w.epoch["a"], 1)) == [ev.Wake("a", w.epoch["a"], "stopped")]
     assert_clean(w)
 
 

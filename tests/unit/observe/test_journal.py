@@ -80,7 +80,7 @@ def test_a_writer_killed_at_any_byte_leaves_a_journal_that_reads(tmp_path, cut):
         (b"[" * 5000 + b"\n", "line 2: not JSON"),
         (b"[1]\n", "line 2: not a journal record"),
         (b'{"v":1,"seq":9}\n', "line 2: not a journal record"),
-        (b'{"v":2,"seq":9,"type":"on"}\n', "line 2: schema 2, this version reads 1"),
+        (b'{"v":2,"seq":9,"type":"on"}\n', "line 2: schema 2, this reads 1"),
     ],
 )
 def test_a_spoilt_line_is_an_error_that_names_file_and_line(tmp_path, line, message):
