@@ -101,7 +101,7 @@ def kept(family: str, number: int) -> dict[str, Any]:
 
 def truncation(family: str, number: int) -> dict[str, Any]:
     """Final variance when training ends early unforeseen, against a plan that knew."""
-    spec = WorldSpec(family, prompts=300, batch=12, workers=(8, 15), iterations=9, warmup=3)
+    spec = WorldSpec(family, prompts=300, batch=12, workers=(8, 15), iterations=7, warmup=3)
     none = per_world(worlds(spec, "none", number), lambda r: r.variance[0.95])
     cell: dict[str, Any] = {"worlds": number}
     for cut in CUTS:
@@ -120,7 +120,7 @@ def truncation(family: str, number: int) -> dict[str, Any]:
 
 def regret(family: str, number: int) -> dict[str, Any]:
     """Cumulative (oracle - policy) final variance with drift off and prompts that come back."""
-    spec = WorldSpec(family, prompts=24, batch=8, iterations=60, warmup=0, drift=0.0, workers=(5, 10))
+    spec = WorldSpec(family, prompts=24, batch=8, iterations=48, warmup=0, drift=0.0, workers=(5, 10))
     runs = {p: worlds(spec, p, number) for p in ("oracle", "planner", "uniform")}
     series = {p: np.array([[r.variance[1.0] for r in run] for run in runs[p]]) for p in runs}
     scale = (series["oracle"] - series["uniform"]).mean()
@@ -169,6 +169,7 @@ class PilotsFirst(Planner):
     """The planner's rule, but only once every prompt has k drafts."""
 
     def priority(self, book: DraftBook, slots_left: float) -> np.ndarray:
+        """Pilots in turn, then the planner."""
         return np.where(book.issued < book.k, 1e9 - book.issued, super().priority(book, slots_left))
 
 
