@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -53,7 +54,10 @@ def require() -> Any:
             "SkyPilot is not installed",
             hint="pip install 'skypilot[aws,gcp]>=0.14'; local runs work without it",
         )
-    import sky
+    with contextlib.redirect_stdout(
+        sys.stderr
+    ):  # its log goes to the stream that it finds now; stdout is for data
+        import sky
 
     return sky
 

@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 REPO = HERE.parents[2]
 NETWORK = "spotlight-box"
 NEEDED = ("ip", "nsenter", "unshare", "sshd", "ssh", "rsync", "sudo", "ssh-keygen")
+BUCKET = "spotlight-box"
 ENDPOINT = "http://10.77.0.1:5555"
 
 
@@ -56,7 +57,7 @@ class Box:
             (self.folder / name).mkdir()
         (self.folder / "ready").unlink(missing_ok=True)
         self._image()
-        self._wheel()
+        self._wheels()
         _run("ip", "netns", "add", NETWORK)
         self._inside("ip", "link", "set", "lo", "up")
         self._inside("ip", "link", "add", "br0", "type", "bridge")
@@ -66,8 +67,9 @@ class Box:
         self.spawn("machines", [sys.executable, str(HERE / "machines.py"), str(self.folder), *expose])
         self._await("machines", (self.folder / "ready").exists)
         # Others on this host may clear /dev/shm, and with it the server's semaphores.
-        server = f"mount -t tmpfs tmpfs /dev/shm; exec {sys.executable} -m sky.server.server --host=127.0.0.1 --port=46580"
-        self.spawn("sky", ["unshare", "--mount", "sh", "-ec", server])
+        server = f"exec {sys.executable} -m sky.server.server --host=127.0.0.1 --port=46580"
+        script = f"mount -t tmpfs tmpfs /dev/shm; {server}"
+        self.spawn("sky", ["unshare", "--mount", "sh", "-ec", script])
         self._await("sky", self._server_answers)
 
     def environment(self) -> dict[str, str]:
@@ -84,6 +86,8 @@ class Box:
             "AWS_SECRET_ACCESS_KEY": "box",
             "AWS_EC2_METADATA_DISABLED": "true",
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+            "SPOTLIGHT_WHEEL": str(next((self.folder / "wheel").glob("*.whl"), "")),
+            "SPOTLIGHT_STORE": f"s3://{BUCKET}/runs",
             "SKYPILOT_USER": "box",
             "SKYPILOT_USER_ID": "b0b0b0b0",
             "OMP_NUM_THREADS": "1",
@@ -142,19 +146,18 @@ class Box:
         if not target.is_symlink():
             target.symlink_to(Path(sys.executable).parents[1])
 
-    def _wheel(self) -> None:
-        """SkyPilot builds a wheel of itself for its nodes, which needs the internet: before the box is closed."""
+    def _wheels(self) -> None:
+        """SkyPilot builds a wheel of itself for its nodes, and so do we. Both need the internet, so: before."""
         kept = self.folder / "wheel"
-        if not kept.is_dir():
+        if not (kept / ".sky" / "wheels").is_dir():
+            kept.mkdir(exist_ok=True)
             build = "from sky.backends import wheel_utils; wheel_utils.build_sky_wheel()"
             environment = {**os.environ, "HOME": str(kept), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-            kept.mkdir()
-            done = subprocess.run(
-                [sys.executable, "-c", build], env=environment, cwd=kept, capture_output=True, check=False
-            )
-            if done.returncode:
-                raise RuntimeError(done.stderr.decode()[-2000:])
+            _run(sys.executable, "-c", build, environment=environment)
         shutil.copytree(kept / ".sky" / "wheels", self.home / ".sky" / "wheels")
+        for old in kept.glob("*.whl"):
+            old.unlink()
+        _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(kept), str(REPO))
 
     def _inside(self, *command: str) -> None:
         _run(*self.command(command))
@@ -190,8 +193,8 @@ def exposed() -> list[Path]:
     return [path for path in dict.fromkeys(path.resolve() for path in wanted) if path.parts[1] == "root"]
 
 
-def _run(*command: str, check: bool = True) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(*command: str, check: bool = True, environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
 
@@ -200,6 +203,7 @@ def main() -> int:
     if why := missing():
         sys.stderr.write(f"no cloud in a box here: {why}\n")
         return 3
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidy up on both
     box = Box(Path(os.environ.get("SPOTLIGHT_BOX", "/run/spotlight-box")))
     try:
         box.start()

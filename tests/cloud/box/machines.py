@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,10 @@ from moto.server import ThreadedMotoServer
 GATEWAY, PORT = "10.77.0.1", 5555
 METADATA = Path(__file__).parents[2] / "fakes" / "metadata_server.py"
 SSHD = "exec chroot {root} /usr/sbin/sshd -D -e -o UsePAM=no -o PasswordAuthentication=no -o 'AcceptEnv none'"
-PROFILE = f"export AWS_ENDPOINT_URL=http://{GATEWAY}:{PORT} AWS_DEFAULT_REGION=us-east-1 AWS_REGION=us-east-1 SKYPILOT_DISABLE_USAGE_COLLECTION=1\n"
+PROFILE = f"""\
+export AWS_ENDPOINT_URL=http://{GATEWAY}:{PORT} AWS_DEFAULT_REGION=us-east-1 AWS_REGION=us-east-1
+export SKYPILOT_DISABLE_USAGE_COLLECTION=1
+"""
 
 
 def run(*command: str, check: bool = True) -> None:
@@ -156,7 +160,12 @@ class Host:
         ssh = root / "home" / user / ".ssh"
         ssh.mkdir(exist_ok=True, mode=0o700)
         (ssh / "authorized_keys").write_text(f"{key}\n")
-        run("chroot", str(root), "chown", "-R", f"{user}:{user}", f"/home/{user}/.ssh")
+        # A head launches machines itself: what SkyPilot would fetch for that from the internet.
+        sky = root / "home" / user / ".sky"
+        for name in ("catalogs", "wheels"):
+            shutil.copytree(self.box / "home" / ".sky" / name, sky / name)
+        for folder in (".ssh", ".sky"):
+            run("chroot", str(root), "chown", "-R", f"{user}:{user}", f"/home/{user}/{folder}")
         (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n{machine.address} {self.hostname(machine)}\n")
         (root / "etc/profile.d/box.sh").write_text(PROFILE)
         bashrc = root / "home" / user / ".bashrc"

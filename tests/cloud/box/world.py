@@ -18,7 +18,10 @@ MACHINES = (
     ("p5.4xlarge", "H100", 1, 16, 256, 6.88, 2.15),
     ("m6i.2xlarge", "", 0, 8, 32, 0.384, 0.15),
 )
-VMS = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone,Arch"
+VMS = (
+    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,"
+    "Price,SpotPrice,Region,AvailabilityZone,Arch"
+)
 IMAGES = "Tag,Region,OS,OSVersion,ImageId,CreationDate,BaseImageId"
 QUOTAS = "InstanceType,OnDemandInstanceCode,SpotInstanceCode"
 
