@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -51,6 +51,7 @@ class Reconciler:
         self._provider, self._zones, self._say, self._clock = provider, zones, say, clock
         self._max_launches = max_launches
         self._wishes: dict[str, _Wish] = {}
+        self._ever: set[str] = set()
         self._pool = ThreadPoolExecutor(max_launches, thread_name_prefix="launch")
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -64,6 +65,7 @@ class Reconciler:
         """Wish for a node, for as long as it takes."""
         with self._lock:
             self._wishes.setdefault(spec.name, _Wish(spec))
+            self._ever.add(spec.name)
 
     def list(self) -> list[NodeInfo]:
         """What the last look saw of the nodes wished for; none of those that never came."""
@@ -84,12 +86,11 @@ class Reconciler:
         if self._thread.is_alive():
             self._thread.join()
         with self._lock:
-            names = list(self._wishes)
             self._wishes.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._end(names)
+        self._end(self._ever)
         self._pool.shutdown(wait=True)  # a launch that was under way may have made a machine since
-        self._end(names)
+        self._end(self._ever)
 
     def step(self) -> None:
         """One look: take in what the cloud lists and what attempts came to, then ask for what is missing."""
@@ -144,8 +145,8 @@ class Reconciler:
     def _is_missing(self, wish: _Wish) -> bool:
         return wish.attempt is None and (wish.seen is None or wish.seen.state is NodeState.GONE)
 
-    def _end(self, names: Sequence[str]) -> None:
-        for name in names:
+    def _end(self, names: Collection[str]) -> None:
+        for name in sorted(names):
             try:
                 self._provider.terminate(name)
             except SpotlightError as error:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -60,6 +61,18 @@ def require() -> Any:
         import sky
 
     return sky
+
+
+def warm_up() -> None:
+    """Begin to start SkyPilot's server, which takes it a while, and do not wait. A failure shows when it is used."""
+
+    def start() -> None:
+        try:
+            require().api_start()
+        except Exception as error:  # noqa: BLE001 - the first launch tries again and tells
+            log.debug("SkyPilot's server: %s", error)
+
+    threading.Thread(target=start, daemon=True, name="skypilot").start()
 
 
 def parse_infra(text: str | None) -> tuple[str | None, str | None]:
@@ -174,6 +187,8 @@ class SkyProvider:
         self._launch, self._machines = launch, machines
         self._token, self._mounts, self._envs = token, mounts, envs
         self._deadline_s, self._wait = deadline_s, wait
+        self._under_way: dict[str, Any] = {}
+        self._launched: set[str] = set()
 
     def launch(self, spec: NodeSpec) -> None:
         """Have SkyPilot bring the node up, or find it up. A launch past its deadline is a CapacityError."""
@@ -182,11 +197,17 @@ class SkyProvider:
         sky = require()
         cluster = templates.cluster_name(self._launch.run, spec.name)
         with _clear_errors(spec.name):
-            sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))  # forget the machine before
+            if spec.name in self._launched:  # make SkyPilot see that the machine before is gone
+                sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))
+            self._launched.add(spec.name)
             request = sky.launch(
                 self._task(sky, spec), cluster_name=cluster, idle_minutes_to_autostop=IDLE_MINUTES, down=True
             )
-            self._await(sky, request, spec)
+            self._under_way[spec.name] = request
+            try:
+                self._await(sky, request, spec)
+            finally:
+                self._under_way.pop(spec.name, None)
 
     def list(self) -> list[NodeInfo]:
         """Of every node the machine that lives, else the last one, as the cloud lists them."""
@@ -196,7 +217,10 @@ class SkyProvider:
         return [_info(machine) for machine in by_node.values() if machine.node]
 
     def terminate(self, name: str) -> None:
-        """End every machine of that name, and make sure. Raises RunError with what is left."""
+        """Withdraw a launch under way, end every machine of that name, and make sure (see `end_machines`)."""
+        if request := self._under_way.pop(name, None):
+            sky = require()
+            sky.get(sky.api_cancel(request_ids=[request]))
         end_machines(self._machines, self._launch.run, node=name, wait=self._wait)
 
     def _task(self, sky: Any, spec: NodeSpec) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from spotlight.config import BudgetConfig
 from spotlight.core import cost
-from spotlight.core.billing import BillingRule
+from spotlight.core.billing import BillingRule, bill
 from spotlight.core.budget import BudgetGuard, Forecast
 from spotlight.core.cost import EndReason, Market, PriceClass, PricePoint
 from spotlight.core.ledger import Ledger, LedgerReader, ledger_from_records
@@ -108,10 +108,12 @@ class Accounts:
             self._book.ended(node, reason)
 
     def estimate(self) -> Estimate | None:
-        """As GPUs of an 8x H100 machine at last known prices; None where there are none."""
+        """Rented machines at their prices, own ones as GPUs of an 8x H100 machine; None where no price is known."""
+        now, ledger = time.time(), self._reader.ledger()
+        if self._rented is not None:
+            return self._as_rented(ledger, now)
         if not self._h100:
             return None
-        now, ledger = time.time(), self._reader.ledger()
         usd = self._as_h100(ledger, self._h100, now)
         on_demand: dict[PriceClass, PricePoint] = {"on_demand": self._h100["on_demand"]}
         return Estimate(
@@ -144,6 +146,17 @@ class Accounts:
             self._waiting.append(dict(record))
         else:
             self._coordinator.note.remote(dict(record))
+
+    def _as_rented(self, ledger: Ledger, now_s: float) -> Estimate:
+        on_demand = replace(
+            ledger,
+            intervals=tuple(replace(item, price_class="on_demand", zone="") for item in ledger.intervals),
+        )
+        usd, later, full = (
+            float(usd_of(bill(books, self._rules, at_s).units))
+            for books, at_s in ((ledger, now_s), (ledger, now_s + 3600.0), (on_demand, now_s))
+        )
+        return Estimate(usd=usd, usd_per_h=later - usd, usd_on_demand=full)
 
     def _as_h100(self, ledger: Ledger, h100: Mapping[PriceClass, PricePoint], now_s: float) -> float:
         charged = what_if(ledger, h100, GPUS_PER_H100_MACHINE, self._rules, now_s)

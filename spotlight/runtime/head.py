@@ -19,7 +19,7 @@ import yaml
 
 from spotlight import config as configuration
 from spotlight.config import RunConfig
-from spotlight.core.cost import Market, PricePoint
+from spotlight.core.cost import PricePoint
 from spotlight.core.zones import ZoneBook
 from spotlight.names import run_dir
 from spotlight.provision import rent, skypilot, templates
@@ -67,6 +67,7 @@ class Cloud:
         self._launch = launch
         self.store = launch.store
         self.session = Session(folder, at=f"{address}:{HEAD_PORT}", token=check_token(TOKEN))
+        skypilot.warm_up()
         self._reconciler = self._make_reconciler(f"{address}:{HEAD_PORT}", tell)
         self._reconciler.start()
         self.spot: Provider = self._reconciler
@@ -75,15 +76,15 @@ class Cloud:
         """Books of rented machines, at the prices of the plan."""
         accounts = Accounts(folder, config.budget, rented=self._launch.market)
         today = datetime.now(UTC).date().isoformat()
+        told = {"at_s": time.time(), "source": "plan of the launch", "as_of": today}
         for row in self._launch.rows:
-            for zone in row.zones or ("",):
-                market = Market(row.cloud, row.region, zone, row.instance_type, row.price_class)
+            place = {"cloud": row.cloud, "region": row.region, "instance_type": row.instance_type}
+            full = row.ceiling_usd_per_h
+            accounts.price(PricePoint(**place, **told, zone="", price_class="on_demand", usd_per_h=full))
+            for zone in row.zones:
                 accounts.price(
-                    PricePoint(
-                        **market._asdict(), at_s=time.time(), usd_per_h=row.usd_per_h,
-                        source="plan of the launch", as_of=today,
-                    )
-                )  # fmt: skip
+                    PricePoint(**place, **told, zone=zone, price_class="spot", usd_per_h=row.usd_per_h)
+                )
         return accounts
 
     def close(self) -> None:

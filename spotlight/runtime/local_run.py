@@ -151,6 +151,7 @@ def _bring_up(
     tidy.callback(site.close)
     _tell_head(tell, "joining")
     accounts.launched(HEAD.name, "on_demand", "trainer")
+    accounts.up(HEAD.name)
     session.start()
     place = Place(config, str(folder), site.store)
     head = session.on(session.head_id())

@@ -194,3 +194,16 @@ def test_a_wish_taken_back_is_ended_and_not_asked_for_again(world: World) -> Non
     world.look(1e6)
     assert not world.cloud.is_alive("s0")
     assert len(world.cloud.launches) == 1
+
+
+def test_a_wish_taken_back_during_its_launch_leaves_no_machine(world: World) -> None:
+    world.cloud.gate = threading.Event()
+    world.wish("s0")
+    world.reconciler.step()
+    until(lambda: world.cloud.at_once == 1)
+    world.reconciler.terminate("s0")
+    world.cloud.machines.clear()  # the order was withdrawn too late: the machine comes after its end
+    world.cloud._boot(world.cloud.launches[0])
+    world.cloud.gate.set()
+    world.reconciler.close()
+    assert not world.cloud.is_alive("s0")
