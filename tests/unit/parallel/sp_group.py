@@ -23,6 +23,7 @@ def run_group(size, fn, **form_options):
     """fn(comm) on each of `size` ranks; returns their results in rank order, or raises the first error."""
     name, port = f"test/{next(_names)}", store().port
 
+    form_options = {"form_timeout_s": 30, **form_options}  # a busy machine is no fault
     groups = []  # kept until every rank is done: a rank that leaves early cuts the others' last exchange
 
     def rank(r):
