@@ -8,7 +8,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # SkyPilot's and Ray's processes start far slower without byte code.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check lint unit integration lock clean
+.PHONY: setup demo test check lint unit integration cloud cloud-test cloud-packages lock clean
 
 setup: $(VENV)/.ready
 
@@ -33,6 +33,15 @@ unit: setup          ## everything that needs no cluster
 
 integration: setup   ## real local Ray clusters, real kills
 	$(BIN)/pytest -m "ray and not cloud and not gpu"
+
+cloud-test: setup    ## real SkyPilot against a cloud in a box; needs root and the packages of `make cloud-packages`
+	$(BIN)/pytest -s -m cloud
+
+cloud: setup         ## a shell on the laptop of a cloud in a box: `spotlight launch` works there; needs root
+	$(BIN)/python tests/cloud/box/box.py
+
+cloud-packages:      ## what a cloud in a box needs of Debian or Ubuntu
+	apt-get install -y --no-install-recommends iproute2 openssh-server openssh-client rsync sudo util-linux
 
 check: lint unit
 

@@ -11,6 +11,10 @@ MAX_FLAGS = 12
 FLAGS = {
     "": "--debug --json --no-color --quiet --version -q",
     "train": "--iterations --name --preempt --resume --seed --set --spot",
+    "launch": (
+        "--budget-usd --dry-run --gpus --image --infra --max-hours --name --set --spot-ratio --store --yes -y"
+    ),
+    "down": "",
     "sample": "--out --seed -o",
     "status": "--watch -w",
     "logs": "--follow --lines -f -n",

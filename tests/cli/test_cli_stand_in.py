@@ -11,7 +11,9 @@ from spotlight import api
 from spotlight.core import history
 
 
-@pytest.mark.parametrize("name", ["train", "sample", "verify", "status", "report"])
+@pytest.mark.parametrize(
+    "name", ["train", "plan", "launch", "down", "refresh", "sample", "verify", "status", "report"]
+)
 def test_signatures_agree(name: str) -> None:
     def shape(function: object) -> list[tuple[str, object, object]]:
         parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]

@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import spotlight
 from spotlight.config import RunConfig
+from spotlight.core.capacity import Plan
 from spotlight.errors import NotFoundError, UserError
 from spotlight.names import home, run_dir
 from spotlight.observe import grids, progress
@@ -47,6 +49,7 @@ class Verdict:
 
 calls: list[dict[str, Any]] = []
 verdicts: list[Verdict] = [Verdict("INV-1 one fate", True), Verdict("INV-2 one commit", True)]
+before_plan: list[Exception] = []
 before_end: list[Callable[[], None]] = []
 pause_s = 0.0
 
@@ -55,6 +58,7 @@ def reset() -> None:
     """Forget what other tests did."""
     calls.clear()
     before_end.clear()
+    before_plan.clear()
     verdicts[:] = [Verdict("INV-1 one fate", True), Verdict("INV-2 one commit", True)]
 
 
@@ -143,6 +147,47 @@ def story(name: str, iterations: int, folder: Path) -> list[dict[str, Any]]:
                 {"kind": "node", "node": "spot-0", "state": "back", "why": ""},
             ]
     return events
+
+
+def plan(gpus: str, *, spot_ratio: float = 0.75, infra: str | None = None) -> Plan:
+    """A real plan over two made-up instance types of one region."""
+    from spotlight.core import capacity
+
+    calls.append({"plan": gpus, "spot_ratio": spot_ratio, "infra": infra})
+    if before_plan:
+        raise before_plan[0]
+    common = {"gpu": "H100", "gpus": 8, "cloud": "aws", "region": "us-east-1", "instance_type": "p5.48xlarge"}
+    offers = [
+        capacity.Offer(
+            **common, zone="", price_class="on_demand", usd_per_h=Decimal("55.04"), source="a table"
+        ),
+        capacity.Offer(**common, zone="us-east-1a", price_class="spot", usd_per_h=Decimal("17.2")),
+    ]
+    return capacity.make_plan(capacity.parse_gpus(gpus), spot_ratio, offers)
+
+
+def launch(
+    config: RunConfig,
+    plan: Plan,
+    *,
+    store: str,
+    name: str | None = None,
+    base_name: str = "run",
+    image: str = "",
+    on_text: Callable[[str], None] | None = None,
+) -> str:
+    """Say that machines are asked for."""
+    calls.append({"config": config, "launch": plan, "store": store, "name": name, "image": image})
+    if on_text:
+        on_text("asking aws for od0")
+    return name or base_name
+
+
+def down(run: str) -> int:
+    """Two machines were there."""
+    if not run_dir(run).is_dir():
+        raise NotFoundError(f"no run {run!r}")
+    return 2
 
 
 def sample(run: str, prompt: str, *, out: Path, seed: int = 0) -> Path:
