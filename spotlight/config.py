@@ -40,6 +40,12 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = False
     compile: bool = Field(False, description="torch.compile the transformer's blocks")
     offload_text_encoder: bool = Field(False, description="keep text encoders on the CPU")
+    embedding_cache: str | None = Field(
+        None, description="folder that keeps prompt embeddings, to be shared by nodes; empty: memory only"
+    )
+    text_tokens: int = Field(0, ge=0, le=1024, description="longest prompt in tokens; 0: the model's own")
+    guidance: float = Field(3.5, ge=0, description="guidance input of distilled models (FLUX.1-dev)")
+    vae_tiling: bool = Field(False, description="decode large images tile by tile")
 
 
 class SamplerConfig(Section):
@@ -149,6 +155,10 @@ class ClusterConfig(Section):
     """Machines of a local run and the failure detector of any run."""
 
     spot: int = Field(2, ge=0, le=512, description="spot nodes")
+    gpus_per_node: int = Field(1, ge=1, le=64, description="GPUs of a spot node (a launch sets it)")
+    sp_degree: int = Field(
+        1, ge=0, le=64, description="GPUs that make one image together; 0: what the cost model says"
+    )
     start_with: int = Field(0, ge=0, description="spot nodes that must be ready before the first iteration")
     heartbeat_s: float = Field(1.0, gt=0, le=60)
     dead_after_s: float = Field(3.0, gt=0, le=600)
@@ -158,6 +168,8 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _detector_is_patient(self) -> ClusterConfig:
+        if self.sp_degree > self.gpus_per_node:
+            raise ValueError(f"sp_degree is {self.sp_degree}, but a node has {self.gpus_per_node} GPUs")
         if self.start_with > self.spot:
             raise ValueError(f"start_with is {self.start_with}, but there are {self.spot} spot nodes")
         if self.dead_after_s < 2 * self.heartbeat_s:

@@ -14,6 +14,9 @@ from spotlight.errors import ConfigError
 from spotlight.rl.registry import resolve
 
 ADAPTERS: dict[str, str] = {
+    "flux": "spotlight.rl.models.flux:load",
+    "qwen_image": "spotlight.rl.models.qwen_image:load",
+    "sd3": "spotlight.rl.models.sd3:load",
     "tiny": "spotlight.rl.models.tiny:load",
 }
 
@@ -128,8 +131,11 @@ def configure(transformer: nn.Module, config: ModelConfig) -> None:
             raise ConfigError(f"model.attention_backend {config.attention_backend!r}: {error}") from error
     if config.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
-    if config.compile:
-        transformer.compile_repeated_blocks()
+    if config.compile:  # block by block; SD3 has no `_repeated_blocks`, without which diffusers refuses
+        repeated = getattr(transformer, "_repeated_blocks", None) or transformer._no_split_modules
+        for module in transformer.modules():
+            if type(module).__name__ in repeated:
+                module.compile()
 
 
 def load_model(config: ModelConfig) -> ModelAdapter:

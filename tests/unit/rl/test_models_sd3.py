@@ -1,0 +1,113 @@
+"""The SD3 adapter against diffusers' own pipeline, on tiny random weights of the real classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from fakes import adapter_contract as contract
+from fakes import tiny_pipelines
+
+from spotlight.errors import ConfigError
+
+KIND = "sd3"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return contract.save(KIND, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def pipe() -> DiffusionPipeline:
+    return tiny_pipelines.build(KIND)
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+@pytest.mark.parametrize("size", contract.SIZES)
+def test_images_are_the_pipelines(folder: Path, pipe: DiffusionPipeline, size, cfg: float):
+    contract.check_images(folder, pipe, size, cfg)
+
+
+def test_prompt_and_guidance_change_the_image(folder: Path):
+    contract.check_guidance_matters(folder)
+
+
+def test_a_sample_does_not_depend_on_its_batch(folder: Path):
+    contract.check_batch_does_not_matter(folder)
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+@pytest.mark.parametrize("algorithm", contract.ALGORITHMS)
+def test_one_training_step(folder: Path, algorithm: str, mode: str):
+    contract.check_training_step(folder, algorithm, mode)
+
+
+def test_training_with_guidance(folder: Path):
+    contract.check_training_step(folder, "flow_grpo", "lora", cfg=3.0)
+
+
+def test_a_lora_export_loads_into_the_pipeline(folder: Path, pipe: DiffusionPipeline, tmp_path: Path):
+    contract.check_lora_export(folder, pipe, tmp_path / "export")
+
+
+@pytest.mark.parametrize(("degree", "size"), [(2, (64, 64)), (2, (48, 80)), (3, (48, 80))])
+def test_sequence_parallel_equals_one_process(folder: Path, degree: int, size):
+    contract.check_sequence_parallel(folder, degree, size)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision(folder: Path, pipe: DiffusionPipeline, dtype: str):
+    contract.check_precision(folder, pipe, dtype)
+
+
+@pytest.mark.parametrize("size", [(50, 64), (64, 8), (24, 24)])
+def test_a_size_of_broken_tokens_is_refused(folder: Path, size):
+    with pytest.raises(ConfigError, match="cannot draw") as caught:
+        contract.load(folder).latent_shape(*size)
+    assert "multiples of 16" in str(caught.value.hint)
+
+
+def test_a_size_beyond_the_position_table_is_refused(folder: Path):
+    with pytest.raises(ConfigError, match="cannot draw") as caught:
+        contract.load(folder).latent_shape(400, 64)
+    assert "at most 384" in str(caught.value.hint)
+
+
+def test_compilation_reaches_every_block(folder: Path):
+    transformer = contract.load(folder, compile=True).transformer
+    assert all(block._compiled_call_impl is not None for block in transformer.transformer_blocks)
+    plain = contract.load(folder).transformer
+    assert all(block._compiled_call_impl is None for block in plain.transformer_blocks)
+
+
+def test_without_the_dual_attention_of_medium_it_is_large(tmp_path: Path):
+    large = {"dual_attention_layers": (), "num_layers": 1}
+    contract.check_images(
+        contract.save(KIND, tmp_path, **large), tiny_pipelines.build(KIND, **large), (32, 32), 3.0
+    )
+
+
+def test_gradient_checkpointing_changes_no_gradient(folder: Path):
+    def gradients(checkpointing: bool) -> list[torch.Tensor]:
+        adapter = contract.load(folder, gradient_checkpointing=checkpointing)
+        adapter.transformer.requires_grad_(True)
+        cond = adapter.encode(contract.PROMPTS)
+        latents = torch.ones(2, *adapter.latent_shape(*contract.SMALL))
+        adapter.velocity(latents, torch.tensor([0.3, 0.8]), cond).square().mean().backward()
+        return [p.grad for p in adapter.transformer.parameters() if p.grad is not None]
+
+    pairs = zip(gradients(False), gradients(True), strict=True)
+    assert all(torch.allclose(plain, again, atol=1e-7) for plain, again in pairs)
+
+
+def test_vae_tiling_is_nearly_the_same_image(folder: Path):
+    latents = torch.randn(1, 4, 12, 12, generator=torch.Generator().manual_seed(0))
+    plain, tiled = (contract.load(folder, vae_tiling=tiling) for tiling in (False, True))
+    tiled._vae.tile_latent_min_size, tiled._vae.tile_sample_min_size = 8, 64
+    first, second = plain.decode(latents), tiled.decode(latents)
+    assert first.shape == second.shape == (1, 3, 96, 96)
+    assert not torch.equal(first, second)
+    assert (first - second).abs().mean() < 0.1
