@@ -107,7 +107,8 @@ class DraftPlanner:
     ) -> DraftSetting | None:
         """Begin drafting for the groups of `rows`; returns the setting to draft with, None for no drafts.
 
-        Seeds are first_seed, first_seed + 1, ... per row. Raises ValueError for repeated or negative rows,
+        Seeds are first_seed, first_seed + 1, ... per row. Also without drafts `close` must follow; its plan
+        is fresh seeds then. Raises ValueError for repeated or negative rows,
         and when the last iteration is still open.
         """
         if self._book is not None:
@@ -227,11 +228,11 @@ class DraftPlanner:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _choose(self, book: DraftBook, budget_s: float) -> DraftSetting | None:
+        if isinstance(self._policy, NoDrafts):
+            return None
         groups = max(len(book.rows), 1)
         per_prompt = {s: min(self._slots(s, budget_s) / groups, self._cap) for s in self.bandit.trust}
         per_kept = {setting: number / book.k for setting, number in per_prompt.items()}
-        if isinstance(self._policy, NoDrafts):
-            return None
         rng = np.random.default_rng((self._seed, book.iteration, 1))
         return self.bandit.choose(per_kept, book.iteration, rng)
 
