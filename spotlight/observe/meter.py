@@ -135,12 +135,9 @@ class RunMeter:
             self._workers[event["worker"]] = fresh
             self._gone.discard(event["node"])
         elif event["type"] == "NodeLost" and event.get("preempted", True):
-            self._preempted(event["node"])  # it may have been lost before it ever joined
-
-    def _preempted(self, node: str) -> None:
-        """Count a loss once, whoever saw it first."""
-        self.preemptions += node not in self._gone
-        self._gone.add(node)
+            # The provider says so. A node that was only silent for a while is no preemption.
+            self.preemptions += event["node"] not in self._gone
+            self._gone.add(event["node"])
 
     def _command(self, command: Mapping[str, Any], now: float, event: Mapping[str, Any]) -> None:
         kind = command["type"]
@@ -162,9 +159,6 @@ class RunMeter:
             worker = self._workers.get(command["worker"])
             if worker is not None:
                 worker.close(now)
-        elif kind == "LostNode":
-            if event.get("preempted", True):
-                self._preempted(command["node"])
 
     def _granted(self, grant: Mapping[str, Any], now: float) -> None:
         name, request = grant["worker"], grant["request"]

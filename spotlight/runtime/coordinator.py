@@ -195,9 +195,18 @@ class Coordinator:
         self._shell.apply("CloseDrafts")
         return self._shell.drafting.close(time.monotonic()) if self._shell.drafting else {}
 
-    async def draft_report(self) -> Reply | None:
-        """The figures of the last plan, once its finals are in."""
-        return self._shell.drafting.report() if self._shell.drafting else None
+    async def draft_report(self, finals: Sequence[tuple[int, int, float | None]]) -> Reply | None:
+        """The figures of the last plan, given its finals as (row, seed, reward) each; None before the first plan."""
+        return self._shell.drafting.report(finals) if self._shell.drafting else None
+
+    async def draft_state(self) -> Reply:
+        """What the planner has learned, as plain values for a checkpoint."""
+        return self._shell.drafting.state() if self._shell.drafting else {}
+
+    async def restore_drafts(self, state: Mapping[str, Any]) -> None:
+        """Give the planner what `draft_state` had returned."""
+        if self._shell.drafting and state:
+            self._shell.drafting.restore(dict(state))
 
     async def publish(self, version: int, digest: str, num_tensors: int) -> None:
         """Make a weights version current."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -42,10 +42,22 @@ class Drafting:
         """End it: the plan as plain values, {iteration, groups: [{row, seeds, control, ...}], stats}."""
         return asdict(self.planner.close(now))
 
-    def report(self) -> dict[str, Any] | None:
-        """The figures of the last plan, once its finals are in."""
+    def report(self, finals: Iterable[tuple[int, int, float | None]]) -> dict[str, Any] | None:
+        """The figures of the last plan, learned from the rewards of its `finals`: (row, seed, reward) each."""
+        for final in finals:
+            self.planner.finals(*final)
         report = self.planner.report()
-        return None if report is None else asdict(report)
+        if report is None:
+            return None
+        return {**asdict(report), "gain_per_gpu_s": report.stats.gain_per_gpu_s}
+
+    def state(self) -> dict[str, Any]:
+        """What the planner has learned, for a checkpoint."""
+        return self.planner.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on with what an earlier planner had learned."""
+        self.planner.restore(state)
 
     def take_answers(self) -> list[list[tuple[int, int]]]:
         """What `next_drafts` gave since the last time, call by call."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotlight.core.draft_cost import TrainingBudget
+from spotlight.core.prompts import PromptSampler
+from spotlight.core.types import SampleId
 from spotlight.errors import CapacityError
 from spotlight.observe.meter import RunMeter
 from spotlight.observe.metrics import Recorder
@@ -19,10 +21,11 @@ from spotlight.rl import data
 from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.fleet import Fleet
 from spotlight.runtime.place import Place
-from spotlight.runtime.remote import get
+from spotlight.runtime.remote import get, raise_if_ended
 
 COLLECT_S = 1.0
 AWAIT_SPOT_S = 600.0
+DESERTED_S = 60.0
 FIRST_BUDGET_S = 60.0  # before the first training has been timed
 SEEDS_PER_ITERATION = 65_536
 Emit = Callable[[Mapping[str, Any]], None]
@@ -47,6 +50,8 @@ class Driver:
     _budget: TrainingBudget = field(default_factory=lambda: TrainingBudget(quantile=0.9))
     _collected: int = 0
     _numbers: dict[str, float] = field(default_factory=dict)
+    _rows: dict[int, list[int]] = field(default_factory=dict)
+    _prompt_sampler: PromptSampler | None = None
 
     def await_spot(self, number: int) -> None:
         """Wait until so many spot nodes can serve. Raises CapacityError when they do not come."""
@@ -65,11 +70,14 @@ class Driver:
         self.fleet.iteration_began(iteration)
 
     def rows(self, iteration: int) -> list[int]:
-        """The prompts of an iteration; a function of the run's seed, so those of the next are known."""
+        """The prompts of an iteration, known while the one before is trained."""
         config = self.place.config
-        chosen = data.batch(
-            self.prompts, iteration, config.data.prompts_per_iteration, config.seed, config.data.shuffle
-        )
+        number = config.data.prompts_per_iteration
+        if config.data.favour_informative:
+            if iteration not in self._rows:
+                self._rows = {iteration: self._sampler().next_batch(number)}
+            return self._rows[iteration]
+        chosen = data.batch(self.prompts, iteration, number, config.seed, config.data.shuffle)
         return [prompt.row for prompt in chosen]
 
     def explore(self, iteration: int) -> bool:
@@ -93,8 +101,7 @@ class Driver:
         """End drafting; the seeds to regenerate for `iteration`. With a fixed number of drafts, wait for them."""
         began = time.monotonic()
         if self.place.config.explore.fixed_drafts:
-            while not self._collect()["drafts_complete"]:
-                pass
+            self._await_drafts()
         plan = self._call("close_drafts")
         self._numbers["explore_s"] = time.monotonic() - began
         stats = plan["stats"]
@@ -118,6 +125,7 @@ class Driver:
         helping = self.trainer.roll_out.remote()
         outcomes: list[dict[str, Any]] = []
         while wanted:
+            raise_if_ended(helping)
             for item in self._collect()["items"]:
                 if item["request"] in wanted:
                     wanted.discard(item["request"])
@@ -129,7 +137,7 @@ class Driver:
         get(helping)
         wall_s = self._done("roll_out", iteration, began)
         self._numbers["images_per_s"] = len(outcomes) / max(wall_s, 1e-9)
-        self._learn_rank()
+        self._learn(outcomes)
         return outcomes
 
     def train(self, iteration: int, outcomes: Sequence[Mapping[str, Any]]) -> None:
@@ -172,9 +180,25 @@ class Driver:
 
     def checkpoint(self, iteration: int, groups: Groups | None) -> None:
         """All that is needed to go on with `iteration`, the seeds chosen for it included."""
-        meta = {"version": self.version, "groups": groups, "scores": self.scores}
+        meta = {
+            "version": self.version,
+            "groups": groups,
+            "scores": self.scores,
+            "planner": self._call("draft_state"),
+            "prompts": self._prompt_sampler.state() if self._prompt_sampler else None,
+        }
         path = get(self.trainer.save.remote(iteration, meta))
         self.emit({"kind": "checkpoint", "iteration": iteration, "path": f"checkpoints/{path}"})
+
+    def go_on_from(self, meta: Mapping[str, Any]) -> Groups | None:
+        """Take up what `checkpoint` put down; returns the seeds chosen for the next iteration."""
+        self.scores.update({int(iteration): score for iteration, score in meta["scores"].items()})
+        self._call("restore_drafts", meta["planner"])
+        if meta["prompts"] is not None:
+            self._sampler().restore(meta["prompts"])
+        self.publish_first(meta["version"])
+        groups = meta["groups"]
+        return None if groups is None else [(row, list(seeds)) for row, seeds in groups]
 
     def spent(self) -> str:
         """Why the budget does not allow another iteration, or ""."""
@@ -204,13 +228,38 @@ class Driver:
         stored = get(self.trainer.publish.remote(version))
         self._call("publish", *stored)
 
-    def _learn_rank(self) -> None:
-        """The finals are in: what the planner learned from them about its drafts."""
-        report = self._call("draft_report")
+    def _learn(self, outcomes: Sequence[Mapping[str, Any]]) -> None:
+        """The finals are in: what they say of the drafts that chose them, and of the prompts."""
+        finals = [
+            (sample.row, sample.seed, outcome.get("reward"))
+            for outcome in outcomes
+            for sample in [SampleId.parse(outcome["sample"])]
+        ]
+        report = self._call("draft_report", finals)
         if report is not None:
-            self._numbers["rho"] = report["rho"]["mean"]
+            self._numbers |= explore_numbers(report)
             if report["note"]:
                 self.emit({"kind": "warning", "text": report["note"]})
+        if self.place.config.data.favour_informative:
+            for row in {row for row, _, _ in finals}:
+                rewards = {reward for other, _, reward in finals if other == row}
+                self._sampler().observe(row, zero_variance=len(rewards) == 1)
+
+    def _sampler(self) -> PromptSampler:
+        if self._prompt_sampler is None:
+            self._prompt_sampler = PromptSampler(len(self.prompts), seed=self.place.config.seed)
+        return self._prompt_sampler
+
+    def _await_drafts(self) -> None:
+        """Until all of a fixed number of drafts are in, or there is nobody left to make them."""
+        deserted_at: float | None = None
+        while not self._collect()["drafts_complete"]:
+            now = time.monotonic()
+            deserted_at = None if self._num_spot() else deserted_at or now
+            if deserted_at is not None and now - deserted_at > DESERTED_S:
+                text = f"no spot node for {DESERTED_S:.0f} s: going on with the drafts that are there"
+                self.emit({"kind": "warning", "text": text})
+                return
 
     def _collect(self) -> dict[str, Any]:
         reply: dict[str, Any] = self._call("collect", self._collected, COLLECT_S)
@@ -236,3 +285,21 @@ class Driver:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return get(getattr(self.coordinator, method).remote(*arguments), 60.0)
+
+
+def explore_numbers(report: Mapping[str, Any]) -> dict[str, float]:
+    """The planner's figures of an iteration, flat."""
+    stats, rho = report["stats"], report["rho"]
+    return {
+        "rho": rho["mean"],
+        "rho_low": rho["low"],
+        "rho_high": rho["high"],
+        "slots_offered": stats["slots_offered"],
+        "slots_used": stats["slots_used"],
+        "draft_overrun": stats["overrun"],
+        "kept_variance": stats["kept_variance"],
+        "random_variance": stats["random_variance"],
+        "final_variance": report["final_variance"],
+        "zero_variance_share": report["final_zero_variance_share"],
+        "variance_gain_per_gpu_s": report["gain_per_gpu_s"],
+    }

@@ -20,17 +20,16 @@ from typing import Any
 
 import ray
 
-from spotlight.errors import SpotlightError
 from spotlight.provision.base import NodeInfo, NodeSpec, NodeState, Provider, Role, spot_names
 from spotlight.provision.local import LocalProvider
 from spotlight.runtime import notices
 from spotlight.runtime.accounts import Accounts
+from spotlight.runtime.crew import Crew, Gpus
 from spotlight.runtime.explorer import Explorer
 from spotlight.runtime.preempt import Preemption
 from spotlight.runtime.session import Session
 
 LOOK_S = 0.1
-MAX_EXPLORER_DEATHS = 3  # on one machine, before it is left alone
 
 Emit = Callable[[Mapping[str, Any]], None]
 log = logging.getLogger(__name__)
@@ -41,20 +40,21 @@ class _Seat:
     """One wished-for node, through all its lives."""
 
     spec: NodeSpec
+    crew: Crew
     instance: str = ""
     past_instance: str = ""
     node_id: str = ""
-    explorer: Any = None
-    preparing: Any = None
-    running: Any = None
-    deaths: int = 0
     lives: int = 0
+    announced: bool = False  # whether the world knows that this life is ready
     lost_at: float | None = None
     past_ids: set[str] = field(default_factory=set)
 
 
 class Fleet:
-    """Keeps `num_spot` nodes alive, each with one explorer. A preemption trace needs nodes of this machine."""
+    """Keeps `num_spot` nodes alive, each with an explorer on every group of GPUs in `shared_out`.
+
+    A preemption trace needs nodes of this machine.
+    """
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Fleet:
         *,
         provider: Provider,
         num_spot: int,
+        shared_out: Sequence[Gpus],
         told: Mapping[str, Any],
         coordinator: Any,
         respawn_s: float,
@@ -77,7 +78,7 @@ class Fleet:
         self._emit = emit
         self._accounts = accounts
         self._notice_dir = Path(told["root"]) / "notices"
-        self._seats = {name: _Seat(NodeSpec(name=name, role=Role.SPOT)) for name in spot_names(num_spot)}
+        self._seats = {name: self._seat(name, shared_out) for name in spot_names(num_spot)}
         self._preemptions = list(preemptions)
         self._due: list[tuple[float, Preemption]] = []
         self._closing = threading.Event()
@@ -162,7 +163,7 @@ class Fleet:
         seat.past_instance = info.instance
         seat.lost_at = time.monotonic()
         seat.past_ids.add(seat.node_id)
-        seat.explorer = seat.preparing = seat.running = None
+        seat.crew.lose_all()
         self._notice_file(info.name).unlink(missing_ok=True)
         self._accounts.ended(info.name, "interrupted" if info.interrupted else "failed")
         self._coordinator.node_lost.remote(info.name, info.reason)
@@ -174,59 +175,40 @@ class Fleet:
                 self._launch(seat)
 
     def _launch(self, seat: _Seat) -> None:
-        seat.lost_at, seat.node_id, seat.deaths = None, "", 0
+        seat.lost_at, seat.node_id, seat.announced = None, "", False
         seat.lives += 1
         self._provider.launch(seat.spec)
         self._accounts.launched(seat.spec.name, "spot", "explorer")
         self._tell(seat.spec.name, "joining", "relaunched" if seat.lives > 1 else "launched")
 
     def _staff(self) -> None:
-        waiting = [s for s in self._seats.values() if s.lost_at is None and s.explorer is None]
+        waiting = [s for s in self._seats.values() if s.lost_at is None and s.crew.vacant]
         if not waiting:
             return
         ids = self._session.node_ids()
         for seat in waiting:
             fresh = [i for i, name in ids.items() if name == seat.spec.name and i not in seat.past_ids]
-            if fresh and seat.deaths < MAX_EXPLORER_DEATHS:
+            if fresh:
                 seat.node_id = fresh[-1]
-                self._start_explorer(seat)
-
-    def _start_explorer(self, seat: _Seat) -> None:
-        name = seat.spec.name
-        actor = ray.remote(Explorer).options(**self._session.on(seat.node_id))
-        seat.explorer = actor.remote(self._told, self._coordinator, name, str(self._notice_file(name)))
-        seat.preparing = seat.explorer.prepare.remote()
-        seat.running = seat.explorer.run.remote()
+                seat.crew.start(seat.node_id)
 
     def _see_explorers(self) -> None:
-        for seat in self._seats.values():
-            if seat.preparing is not None and _ended(seat.preparing):
-                if not self._failed(seat, seat.preparing):
-                    self._accounts.ready(seat.spec.name)
-                    self._tell(seat.spec.name, "ready" if seat.lives == 1 else "back", "explorer ready")
-                seat.preparing = None
-            elif seat.running is not None and seat.preparing is None and _ended(seat.running):
-                self._failed(seat, seat.running)
-                seat.running = None
+        for name, seat in self._seats.items():
+            for problem in seat.crew.problems():
+                if seat.lost_at is None:
+                    self._emit({"kind": "warning", "text": f"explorer on {name}: {problem}"})
+            if seat.crew.ready and not seat.announced:
+                seat.announced = True
+                self._accounts.ready(name)
+                self._tell(name, "ready" if seat.lives == 1 else "back", "explorer ready")
 
-    def _failed(self, seat: _Seat, reference: Any) -> bool:
-        """Whether the explorer ended badly on a node that lives; if so it is replaced, but not for ever."""
-        try:
-            ray.get(reference)
-            return False
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            reason = (
-                cause.message if isinstance(cause, SpotlightError) else f"{type(cause).__name__}: {cause}"
-            )
-        except ray.exceptions.RayActorError:
-            reason = "its process ended"
-        if seat.lost_at is None and not self._closing.is_set():
-            seat.deaths += 1
-            seat.explorer = seat.running = None
-            more = "" if seat.deaths < MAX_EXPLORER_DEATHS else "; the node is left alone"
-            self._emit({"kind": "warning", "text": f"explorer on {seat.spec.name}: {reason[:300]}{more}"})
-        return True
+    def _seat(self, name: str, shared_out: Sequence[Gpus]) -> _Seat:
+        def make(index: int, gpus: Gpus, node_id: str) -> Any:
+            actor = ray.remote(Explorer).options(**self._session.on(node_id))
+            notice_file = str(self._notice_file(name))
+            return actor.remote(self._told, self._coordinator, name, notice_file, index, list(gpus))
+
+        return _Seat(NodeSpec(name=name, role=Role.SPOT), Crew(shared_out, make))
 
     def _tell(self, node: str, state: str, why: str) -> None:
         self._emit(
@@ -242,8 +224,3 @@ class Fleet:
 
     def _notice_file(self, node: str) -> Path:
         return self._notice_dir / f"{node}.json"
-
-
-def _ended(reference: Any) -> bool:
-    done, _ = ray.wait([reference], timeout=0)
-    return bool(done)

@@ -27,6 +27,7 @@ from spotlight.rl import data
 from spotlight.runtime import loop
 from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.coordinator import start_coordinator
+from spotlight.runtime.crew import places
 from spotlight.runtime.driver import Driver, Emit
 from spotlight.runtime.fleet import Fleet
 from spotlight.runtime.place import Place
@@ -167,6 +168,7 @@ def _bring_up(
         session,
         provider=site.spot,
         num_spot=config.cluster.spot,
+        shared_out=places(config.cluster.gpus_per_node, config.cluster.sp_degree),
         told=place.tell(),
         coordinator=coordinator,
         respawn_s=config.cluster.respawn_s,
@@ -214,10 +216,7 @@ def _beginning(driver: Driver, resume: bool) -> tuple[int, Any]:
     for skipped in found["skipped"]:
         driver.emit({"kind": "warning", "text": f"checkpoint passed over: {skipped}"})
     get(driver.trainer.rewind.remote(found["version"]))
-    driver.scores.update({int(k): v for k, v in found["scores"].items()})
-    driver.publish_first(found["version"])
-    groups = found["groups"]
-    return found["iteration"], None if groups is None else [(row, seeds) for row, seeds in groups]
+    return found["iteration"], driver.go_on_from(found)
 
 
 def _policy(config: RunConfig) -> dict[str, Any]:
