@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from random import Random
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class BackOff:
     max_s: float = 900.0
     flap_s: float = 120.0
 
-    def rest_s(self, failures: int, rng: Random) -> float:
+    def rest_s(self, failures: int, rng: np.random.Generator) -> float:
         """How long to rest after so many failures in a row (>= 1)."""
         longest = min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 60))
         return longest * rng.uniform(2 / 3, 1)
@@ -36,7 +37,7 @@ class ZoneBook:
     """The zones of one region in order of preference. `given_up` says why nothing is asked any more."""
 
     zones: Sequence[str]
-    rng: Random
+    rng: np.random.Generator
     back_off: BackOff = BackOff()
     given_up: str = ""
     _states: dict[str, _Zone] = field(default_factory=dict)

@@ -7,7 +7,6 @@ what it is to do in the folder that was sent along (`launch.json`, `config.yaml`
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from spotlight import config as configuration
@@ -102,7 +102,7 @@ class Cloud:
             envs={**versions, "SPOTLIGHT_HEAD": head, "SPOTLIGHT_CLOUD": launch.cloud},
         )
         zones = {zone: None for spec in launch.specs(Role.SPOT) for zone in spec.zones}
-        book = ZoneBook(tuple(zones), random.Random())
+        book = ZoneBook(tuple(zones), np.random.default_rng())
         return Reconciler(provider, book, say=lambda text: tell({"kind": "warning", "text": text}))
 
 

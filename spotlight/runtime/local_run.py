@@ -156,13 +156,7 @@ def _bring_up(
     session.start()
     place = Place(config, str(folder), site.store)
     head = session.on(session.head_id())
-    coordinator = start_coordinator(
-        folder / JOURNAL,
-        policy=_policy(config),
-        planner=_planner(config),
-        tick_s=min(0.1, config.cluster.dead_after_s / 10),
-        **head,
-    )
+    coordinator = _start_coordinator(config, folder, head)
     accounts.through(coordinator)
     fleet = Fleet(
         session,
@@ -193,6 +187,16 @@ def _bring_up(
         accounts=accounts,
         emit=tell,
         prompts=data.load(config.data.train),
+    )
+
+
+def _start_coordinator(config: RunConfig, folder: Path, head: Mapping[str, Any]) -> Any:
+    return start_coordinator(
+        folder / JOURNAL,
+        policy=_policy(config),
+        planner=_planner(config),
+        tick_s=min(0.1, config.cluster.dead_after_s / 10),
+        **head,
     )
 
 
