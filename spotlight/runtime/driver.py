@@ -29,7 +29,7 @@ DESERTED_S = 60.0
 FIRST_BUDGET_S = 60.0  # before the first training has been timed
 SEEDS_PER_ITERATION = 65_536
 Emit = Callable[[Mapping[str, Any]], None]
-Groups = list[tuple[int, list[int]]]  # (row, seeds) of every group
+Groups = Sequence[tuple[int, Sequence[int]]]  # (row, seeds) of every group; empty: none chosen yet
 
 
 @dataclass(slots=True)
@@ -178,11 +178,11 @@ class Driver:
         """Nothing is left for the spot nodes to do: give them back before they cost more."""
         self.fleet.release()
 
-    def checkpoint(self, iteration: int, groups: Groups | None) -> None:
+    def checkpoint(self, iteration: int, groups: Groups) -> None:
         """All that is needed to go on with `iteration`, the seeds chosen for it included."""
         meta = {
             "version": self.version,
-            "groups": groups,
+            "groups": [[row, list(seeds)] for row, seeds in groups],
             "scores": self.scores,
             "planner": self._call("draft_state"),
             "prompts": self._prompt_sampler.state() if self._prompt_sampler else None,
@@ -190,15 +190,14 @@ class Driver:
         path = get(self.trainer.save.remote(iteration, meta))
         self.emit({"kind": "checkpoint", "iteration": iteration, "path": f"checkpoints/{path}"})
 
-    def go_on_from(self, meta: Mapping[str, Any]) -> Groups | None:
+    def go_on_from(self, meta: Mapping[str, Any]) -> Groups:
         """Take up what `checkpoint` put down; returns the seeds chosen for the next iteration."""
         self.scores.update({int(iteration): score for iteration, score in meta["scores"].items()})
         self._call("restore_drafts", meta["planner"])
         if meta["prompts"] is not None:
             self._sampler().restore(meta["prompts"])
         self.publish_first(meta["version"])
-        groups = meta["groups"]
-        return None if groups is None else [(row, list(seeds)) for row, seeds in groups]
+        return [(row, list(seeds)) for row, seeds in meta["groups"]]
 
     def spent(self) -> str:
         """Why the budget does not allow another iteration, or ""."""

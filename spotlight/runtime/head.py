@@ -76,9 +76,13 @@ class Cloud:
         """Books of rented machines, at the prices of the plan."""
         accounts = Accounts(folder, config.budget, rented=self._launch.market)
         today = datetime.now(UTC).date().isoformat()
-        told = {"at_s": time.time(), "source": "plan of the launch", "as_of": today}
+        told: dict[str, Any] = {"at_s": time.time(), "source": "plan of the launch", "as_of": today}
         for row in self._launch.rows:
-            place = {"cloud": row.cloud, "region": row.region, "instance_type": row.instance_type}
+            place: dict[str, Any] = {
+                "cloud": row.cloud,
+                "region": row.region,
+                "instance_type": row.instance_type,
+            }
             full = row.ceiling_usd_per_h
             accounts.price(PricePoint(**place, **told, zone="", price_class="on_demand", usd_per_h=full))
             for zone in row.zones:

@@ -28,7 +28,7 @@ from spotlight.runtime import loop
 from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.coordinator import start_coordinator
 from spotlight.runtime.crew import places
-from spotlight.runtime.driver import Driver, Emit
+from spotlight.runtime.driver import Driver, Emit, Groups
 from spotlight.runtime.fleet import Fleet
 from spotlight.runtime.place import Place
 from spotlight.runtime.preempt import Preemption
@@ -209,14 +209,14 @@ def _close_recorder(recorder: Recorder, tell: Emit) -> None:
         tell({"kind": "warning", "text": problem})
 
 
-def _beginning(driver: Driver, resume: bool) -> tuple[int, Any]:
-    """Publish what the run starts from: (first iteration, seeds chosen for it or None)."""
+def _beginning(driver: Driver, resume: bool) -> tuple[int, Groups]:
+    """Publish what the run starts from: (first iteration, seeds chosen for it if it goes on)."""
     found = get(driver.trainer.restore.remote()) if resume else None
     if found is None:
         if resume and any((driver.place.folder / "weights").glob("v*")):
             get(driver.trainer.rewind.remote(0))
         driver.publish_first(0)
-        return 0, None
+        return 0, []
     for skipped in found["skipped"]:
         driver.emit({"kind": "warning", "text": f"checkpoint passed over: {skipped}"})
     get(driver.trainer.rewind.remote(found["version"]))

@@ -16,11 +16,11 @@ from spotlight.errors import BudgetError
 from spotlight.runtime.driver import Driver, Groups
 
 
-def train(driver: Driver, *, first: int = 0, groups: Groups | None = None) -> None:
+def train(driver: Driver, *, first: int = 0, groups: Groups = ()) -> None:
     """Run the iterations from `first` on; `groups` are the seeds chosen for it before a checkpoint."""
     config = driver.place.config
     last = config.iterations
-    if groups is None:
+    if not groups:
         driver.explore(first)  # while the base model is evaluated there is time to draft
         driver.evaluate(first)
         groups = driver.choose(first)
@@ -36,7 +36,7 @@ def train(driver: Driver, *, first: int = 0, groups: Groups | None = None) -> No
         driver.train(iteration, outcomes)
         if done % config.eval_every == 0 or done == last:
             driver.evaluate(done)
-        groups = driver.choose(done) if done < last else None
+        groups = driver.choose(done) if done < last else []
         driver.publish()
         over = driver.spent()
         if done % config.checkpoint_every == 0 or done == last or over:

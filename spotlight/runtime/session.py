@@ -164,7 +164,7 @@ def _hush() -> None:
 
 def _reread_settings() -> None:
     """Ray reads its environment once, when it is imported; a process that has had another cluster needs this."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
