@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from spotlight.core import events as ev
+from spotlight.core.history import check
+from spotlight.core.replay import replay
 from spotlight.core.scheduler import Scheduler
 from spotlight.core.types import Outcome, Policy, Request, SampleId
 
@@ -120,3 +122,16 @@ def world(*workers, policy=None, drafts=None):
     for worker in workers:
         made.join(worker)
     return made
+
+
+def teach(w, cost_s):
+    """Let each worker do one request at a known cost."""
+    for number, (worker, seconds) in enumerate(cost_s.items()):
+        w.submit(1, iteration=1, first=1000 + number)
+        w.commit(w.pull(worker)[0], cost_s=seconds)
+
+
+def assert_clean(w):
+    """Every invariant is kept, and a replay decides the same."""
+    for verdict in [*check(w.records), replay(w.records)]:
+        assert verdict.ok, (verdict, verdict.problems)

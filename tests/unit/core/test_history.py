@@ -77,7 +77,7 @@ def granted_after_its_end(records):
 
 
 def committed_twice(records):
-    record, index = places(records, "Accepted")[0]
+    record, _ = places(records, "Accepted")[0]
     again = copy.deepcopy(record)
     again["seq"] = 1000
     records.append(again)
