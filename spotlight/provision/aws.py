@@ -181,7 +181,7 @@ class Ec2Machines:
 
     def of_run(self, run: str) -> list[Machine]:
         """Instances with the run's tag; EC2 shows ended ones for about an hour."""
-        return [_machine(found) for found in self._tagged([run])]
+        return [_machine(found) for found in self._tagged([run]) if _tags(found)[RUN_TAG] == run]
 
     def runs(self) -> set[str]:
         """Runs that have a living instance."""

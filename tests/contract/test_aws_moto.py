@@ -20,6 +20,7 @@ from spotlight.core.ledger import ledger_from_records
 from spotlight.core.money import usd_of
 from spotlight.errors import CredentialError, PreconditionError
 from spotlight.provision import aws
+from spotlight.provision.base import NodeState
 from spotlight.provision.prices import load_rules
 
 REGION = "us-east-1"
@@ -230,3 +231,39 @@ def test_the_prices_that_were_in_force_replace_what_the_run_had(world):
     assert [usd_of(charge.units) for charge in found.charges if charge.units] == [
         Decimal("34.7"), Decimal(2), Decimal(2)
     ]  # fmt: skip
+
+
+def run_tagged(world, run: str, node: str, **options):
+    tags = [{"Key": "spotlight-run", "Value": run}, {"Key": "spotlight-node", "Value": node}]
+    answer = world.ec2.run_instances(
+        ImageId=world._image, InstanceType="p5.48xlarge", MinCount=1, MaxCount=1,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}], **options,
+    )  # fmt: skip
+    return answer["Instances"][0]["InstanceId"]
+
+
+def test_machines_of_a_run_are_those_with_its_tag(world):
+    machines = aws.Ec2Machines(world.ec2)
+    head = run_tagged(world, "mine", "od0")
+    spot = run_tagged(world, "mine", "s0", InstanceMarketOptions={"MarketType": "spot"})
+    other = run_tagged(world, "other", "od0")
+    found = {machine.instance: machine for machine in machines.of_run("mine")}
+    assert found.keys() == {head, spot}
+    assert (found[head].node, found[head].spot, found[head].state) == ("od0", False, NodeState.UP)
+    assert (found[spot].node, found[spot].spot, found[spot].zone[:9]) == ("s0", True, "us-east-1")
+    assert {"mine", "other"} <= machines.runs()
+    machines.terminate([head, other, "i-0123456789abcdef0"])
+    (gone,) = (machine for machine in machines.of_run("mine") if machine.instance == head)
+    assert (gone.state, gone.reason, gone.interrupted) == (NodeState.GONE, "Client.UserInitiatedShutdown", False)
+    world._backend.get_instance(spot).terminate()
+    world._backend.get_instance(spot).state_reason = StateReason("taken", "Server.SpotInstanceTermination")
+    (taken,) = (machine for machine in machines.of_run("mine") if machine.instance == spot)
+    assert (taken.state, taken.interrupted) == (NodeState.GONE, True)
+    assert "mine" not in machines.runs()
+
+
+@pytest.mark.parametrize("run", ["mine*", "*", "", "mine,other"])
+def test_a_tag_is_no_pattern(world, run):
+    """EC2 takes `*` in a filter for anything; `down` must never end another run's machines."""
+    run_tagged(world, "mine-too", "od0")
+    assert [m for m in aws.Ec2Machines(world.ec2).of_run(run) if m.node] == []
