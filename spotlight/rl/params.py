@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from spotlight.config import TrainConfig
 from spotlight.errors import ConfigError, IntegrityError
@@ -71,8 +72,21 @@ def bind(transformer: nn.Module, weights: Mapping[str, Tensor]) -> int:
             f"{len(problems)} of {len(parameters)} weights do not fit the model: {'; '.join(problems[:3])}"
         )
     for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
+        parameter.copy_(placed(weights[name], parameter))
     return len(parameters)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that is sharded over processes, which must all call this; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor where `like` lies and sharded as `like` is; every process has it, none is asked."""
+    if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
+        return tensor
+    local = tensor.to(like.to_local().device)
+    return distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)
 
 
 @contextmanager

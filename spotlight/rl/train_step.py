@@ -40,7 +40,7 @@ class Trainer:
         self.config = config
         self.sampler = sampler or rollout_sampler(config.sampler)
         self.algorithm = load_algorithm(config.algorithm, self.sampler)
-        params.prepare(adapter, config.train, seed=config.seed)
+        self._prepare()
         self.parameters = params.trainable_parameters(adapter.transformer)
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
@@ -63,14 +63,14 @@ class Trainer:
         check_batch(batch, self.sampler, needs_trajectory=self.algorithm.needs_trajectory)
         chosen = self._advantages(batch)
         usable = [(i, value) for i, value in enumerate(chosen.values) if value is not None]
-        tally = _Tally()
+        tally = Tally()
         if usable:
             cond, negative = self._encode(batch)
             for update, refs in enumerate(self._minibatches(usable, iteration)):
                 micro = self._points(batch, refs, iteration, cond, negative)
                 self._update(micro, len(refs), tally, check_ratio=update == 0)
             self._follow(iteration)
-        return tally.metrics() | {
+        return self._merged(tally).metrics() | {
             "reward_mean": chosen.reward_mean,
             "reward_std": chosen.reward_std,
             "trained_samples": float(len(usable)),
@@ -95,6 +95,12 @@ class Trainer:
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Inverse of `state`, bit for bit. Raises IntegrityError and changes nothing when it does not fit."""
         unpack(self, tensors, meta)
+
+    def _prepare(self) -> None:
+        params.prepare(self.adapter, self.config.train, seed=self.config.seed)
+
+    def _merged(self, tally: Tally) -> Tally:
+        return tally
 
     def _copy(self) -> params.Weights:
         return {name: p.detach().float().clone() for name, p in self.parameters.items()}
@@ -147,8 +153,8 @@ class Trainer:
     def _update(
         self,
         micro: Iterator[tuple[Points, Conditioning, Conditioning | None]],
-        total: int,
-        tally: _Tally,
+        total: float,
+        tally: Tally,
         *,
         check_ratio: bool,
     ) -> None:
@@ -160,14 +166,18 @@ class Trainer:
                 tally.first_ratio_dev = max(tally.first_ratio_dev, self._check_ratio(metrics))
             (loss.sum() / total).backward()
             tally.add(loss.detach(), metrics)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.train.max_grad_norm)
+        norm = self._clip_gradients()
         if math.isfinite(norm):
             self.optimizer.step()
             self.bad_in_a_row = 0
-            tally.grad_norms.append(float(norm))
+            tally.grad_norms.append(norm)
         else:
             tally.skipped_steps += 1
             self._count_bad_step()
+
+    def _clip_gradients(self) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.train.max_grad_norm)
+        return float(params.whole(norm))
 
     def _loss(
         self, points: Points, cond: Conditioning, negative: Conditioning | None
@@ -216,7 +226,7 @@ class Trainer:
             ema.follow(self.old, self.parameters, self.algorithm.old_decay(iteration))
 
 
-class _Tally:
+class Tally:
     """Sums over the points of an iteration."""
 
     def __init__(self) -> None:
@@ -228,6 +238,7 @@ class _Tally:
         self.skipped_steps = 0
 
     def add(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
+        """Count the points of a micro-batch in."""
         self.points += len(loss)
         for name, values in {"loss": loss, **metrics}.items():
             if name == RATIO_DEVIATION:
@@ -249,4 +260,4 @@ class _Tally:
 
 
 def _on_cpu(weights: Mapping[str, Tensor]) -> params.Weights:
-    return {name: tensor.detach().float().cpu().clone() for name, tensor in weights.items()}
+    return {name: params.whole(t.detach()).float().cpu().clone() for name, t in weights.items()}

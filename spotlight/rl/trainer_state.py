@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spotlight.errors import IntegrityError
+from spotlight.rl.params import placed, whole
 
 if TYPE_CHECKING:
     from spotlight.rl.train_step import Trainer
@@ -16,12 +17,21 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-def pack(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """CPU copies: `weights/`, `average/`, `old/`, `base/` and `optimizer/<moment>/` + parameter name."""
-    tensors = {name: t.detach().cpu().clone() for name, t in _weights(trainer).items()}
+def pack(trainer: Trainer, *, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """CPU copies: `weights/`, `average/`, `old/`, `base/` and `optimizer/<moment>/` + parameter name.
+
+    Shards are put together one tensor after the other, with all processes taking part; those with `keep`
+    False hand over their shards and end up with no tensors.
+    """
+    live = dict(_weights(trainer))
     for name, parameter in trainer.parameters.items():
         for moment, value in trainer.optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer/{moment}/{name}"] = torch.as_tensor(value).detach().cpu().clone()
+            live[f"optimizer/{moment}/{name}"] = torch.as_tensor(value)
+    tensors = {}
+    for name, tensor in live.items():
+        full = whole(tensor.detach())
+        if keep:
+            tensors[name] = full.cpu().clone()
     return tensors, {"format": FORMAT, "bad_in_a_row": trainer.bad_in_a_row}
 
 
@@ -32,14 +42,14 @@ def unpack(trainer: Trainer, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     moments = {name: t for name, t in tensors.items() if name.startswith("optimizer/")}
     _check(targets, moments, tensors, trainer, meta)
     for name, target in targets.items():
-        target.copy_(tensors[name])
+        target.copy_(placed(tensors[name], target))
     trainer.bad_in_a_row = int(meta["bad_in_a_row"])
     trainer.optimizer.state.clear()
     for key, value in moments.items():
         _, moment, name = key.split("/", 2)
         parameter = trainer.parameters[name]
         # Adam's step counter stays on the CPU; the moments lie beside their parameter
-        kept = value.clone() if moment == "step" else value.to(parameter.device).clone()
+        kept = value.clone() if moment == "step" else placed(value.to(parameter.device), parameter).clone()
         trainer.optimizer.state[parameter][moment] = kept
 
 
