@@ -21,13 +21,26 @@ from spotlight.rl.registry import resolve
 Metadata = Mapping[str, Any]
 
 REWARDS: dict[str, str] = {
+    "clip": "spotlight.rl.rewards.clip:ClipScore",
+    "geneval": "spotlight.rl.rewards.detector:reward",
+    "geneval_graded": "spotlight.rl.rewards.detector:graded_reward",
     "geneval_shapes": "spotlight.rl.rewards.shapes:reward",
     "geneval_shapes_graded": "spotlight.rl.rewards.shapes:graded_reward",
     "jpeg_compressibility": "spotlight.rl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "spotlight.rl.rewards.jpeg:JpegIncompressibility",
     "ocr": "spotlight.rl.rewards.ocr:EditReward",
     "ocr_soft": "spotlight.rl.rewards.ocr:SoftReward",
+    "pickscore": "spotlight.rl.rewards.pickscore:PickScore",
+    "vlm_ocr": "spotlight.rl.rewards.vlm_ocr:VlmOcr",
 }
+
+WITH_WEIGHTS = (
+    "clip",
+    "geneval",
+    "geneval_graded",
+    "pickscore",
+    "vlm_ocr",
+)  # a model from the hub or a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +68,16 @@ class Reward(Protocol):
 def load_reward(name: str) -> Reward:
     """A shipped reward by name, a remote one by URL, or the user's own `module:name`.
 
+    Behind a shipped name `@` says which weights it uses: `clip@FOLDER`, `clip@owner/name`,
+    `clip@owner/name@revision`.
     The user's own is a function `(images, prompts, metadata) -> scores` or a class with `score`; scores are a
     list, an array, a tensor or `Scores`. Raises ConfigError.
     """
     if name.startswith(("http://", "https://")):
         return resolve("spotlight.rl.rewards.remote:RemoteReward", {}, "reward")(name)
+    known, _, source = name.partition("@")
+    if source and known in WITH_WEIGHTS:
+        return resolve(known, REWARDS, "reward")(source)
     found = resolve(name, REWARDS, "reward")
     if name in REWARDS or inspect.isclass(found):
         found = found()
