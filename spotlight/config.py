@@ -38,6 +38,9 @@ class ModelConfig(Section):
     width: int = Field(32, ge=8, le=4096, description="image width in pixels")
     attention_backend: str | None = Field(None, description="a name that diffusers' dispatcher knows")
     gradient_checkpointing: bool = False
+    autocast: bool = Field(
+        False, description="multiply in bf16 while weights stay in `dtype`: for full fine-tuning in fp32"
+    )
     compile: bool = Field(False, description="torch.compile the transformer's blocks")
     offload_text_encoder: bool = Field(False, description="keep text encoders on the CPU")
     embedding_cache: str | None = Field(
@@ -58,6 +61,12 @@ class SamplerConfig(Section):
     window_start: int = Field(0, ge=0, description="first stochastic step")
     window_size: int = Field(0, ge=0, description="number of stochastic steps; 0: all but the last")
     shift: float = Field(1.0, gt=0, description="timestep shift of the sigma schedule")
+    shift_terminal: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="smallest sigma before 0 that the schedule is stretched to; 0: not stretched",
+    )
     cfg: float = Field(1.0, ge=1, description="classifier-free guidance scale; 1: none")
 
     @model_validator(mode="after")

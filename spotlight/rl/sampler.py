@@ -36,12 +36,20 @@ from spotlight.errors import ConfigError
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def shifted_sigmas(steps: int, shift: float = 1.0) -> tuple[float, ...]:
-    """`steps` + 1 values from 1 to 0: linspace(1, 1/steps, steps), shifted, and a closing 0."""
+def shifted_sigmas(steps: int, shift: float = 1.0, terminal: float = 0.0) -> tuple[float, ...]:
+    """`steps` + 1 values from 1 to 0: linspace(1, 1/steps, steps), shifted, and a closing 0.
+
+    With `terminal` the values before the 0 are stretched to end there, as Qwen-Image's scheduler does. A
+    scheduler's exponential time shift by mu is `shift` = exp(mu).
+    """
     if steps < 1 or shift <= 0:
         raise ValueError(f"need steps >= 1 and shift > 0, got {steps} and {shift}")
     plain = [1 - i / steps for i in range(steps)]
-    return (*(shift * t / (1 + (shift - 1) * t) for t in plain), 0.0)
+    shifted = [shift * t / (1 + (shift - 1) * t) for t in plain]
+    if terminal and steps > 1:
+        scale = (1 - terminal) / (1 - shifted[-1])
+        shifted = [1 - (1 - t) * scale for t in shifted]
+    return (*shifted, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,7 @@ class Sampler:
 def rollout_sampler(config: SamplerConfig, *, steps: int | None = None) -> Sampler:
     """The sampler of finals; with `steps`, of drafts: the same family and noise, another number of steps."""
     count = steps or config.steps
-    sigmas = shifted_sigmas(count, config.shift)
+    sigmas = shifted_sigmas(count, config.shift, config.shift_terminal)
     if config.kind == "ode":
         return Sampler("ode", sigmas, cfg=config.cfg)
     if steps and steps != config.steps:
@@ -172,7 +180,9 @@ def rollout_sampler(config: SamplerConfig, *, steps: int | None = None) -> Sampl
 
 def evaluation_sampler(config: SamplerConfig) -> Sampler:
     """The deterministic sampler of validation images."""
-    return Sampler("ode", shifted_sigmas(config.eval_steps, config.shift), cfg=config.cfg)
+    return Sampler(
+        "ode", shifted_sigmas(config.eval_steps, config.shift, config.shift_terminal), cfg=config.cfg
+    )
 
 
 def _window_stop(config: SamplerConfig, steps: int) -> int:

@@ -72,6 +72,12 @@ class PipelineAdapter(ABC):
         cfg: float = 1.0,
     ) -> Tensor:
         """See `ModelAdapter.velocity`. Both halves of the guidance share a forward if their texts are as long."""
+        with torch.autocast(latents.device.type, torch.bfloat16, enabled=self._config.autocast):
+            return self._velocity(latents, t, cond, negative, cfg)
+
+    def _velocity(
+        self, latents: Tensor, t: Tensor, cond: Conditioning, negative: Conditioning | None, cfg: float
+    ) -> Tensor:
         if negative is None or cfg == 1:
             return self.forward(latents, t, cond)
         if _shapes(negative) == _shapes(cond):

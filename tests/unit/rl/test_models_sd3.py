@@ -103,6 +103,18 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path):
     assert all(torch.allclose(plain, again, atol=1e-7) for plain, again in pairs)
 
 
+def test_autocast_multiplies_in_half_precision_and_trains_fp32_weights(folder: Path):
+    plain, mixed = contract.load(folder), contract.load(folder, autocast=True)
+    latents = torch.ones(2, *plain.latent_shape(*contract.SMALL))
+    t, cond = torch.tensor([0.3, 0.8]), plain.encode(contract.PROMPTS)
+    mixed.transformer.requires_grad_(True)
+    first, second = plain.velocity(latents, t, cond), mixed.velocity(latents, t, cond)
+    second.square().mean().backward()
+    assert second.dtype == torch.float32
+    assert 0 < (first - second).norm() < 0.05 * first.norm()
+    assert {p.grad.dtype for p in mixed.transformer.parameters() if p.grad is not None} == {torch.float32}
+
+
 def test_vae_tiling_is_nearly_the_same_image(folder: Path):
     latents = torch.randn(1, 4, 12, 12, generator=torch.Generator().manual_seed(0))
     plain, tiled = (contract.load(folder, vae_tiling=tiling) for tiling in (False, True))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
 from spotlight.config import SamplerConfig
 from spotlight.errors import ConfigError
@@ -27,6 +28,27 @@ def test_sigmas_are_those_of_the_diffusers_scheduler(steps, shift):
     scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
     scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps))
     assert shifted_sigmas(steps, shift) == pytest.approx(scheduler.sigmas.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("pixels", "shift"), [(512, 1.7138), (1280, 2.2472)])
+@pytest.mark.parametrize("steps", [2, 10, 50])
+def test_a_stretched_schedule_is_qwen_images(steps, pixels, shift):
+    """Its scheduler's published configuration; mu by the pipeline's own formula."""
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True,
+        base_shift=0.5,
+        max_shift=0.9,
+        base_image_seq_len=256,
+        max_image_seq_len=8192,
+        shift_terminal=0.02,
+        time_shift_type="exponential",
+    )
+    mu = calculate_shift((pixels // 16) ** 2, 256, 8192, 0.5, 0.9)
+    scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=mu)
+    assert math.exp(mu) == pytest.approx(shift, abs=1e-4)
+    assert shifted_sigmas(steps, shift, 0.02) == pytest.approx(scheduler.sigmas.tolist(), abs=1e-4)
+    sampler = rollout_sampler(SamplerConfig(kind="ode", steps=steps, shift=shift, shift_terminal=0.02))
+    assert sampler.sigmas == shifted_sigmas(steps, shift, 0.02)
 
 
 @pytest.mark.parametrize("step", STEPS)
