@@ -190,7 +190,7 @@ class TrainerActor:
                 self._adapter.latent_shape(self._config.model.height, self._config.model.width)
             )
             return TrainSample(sample.row, sample.seed, prompt, blank, None)
-        tensors = self._artifacts.get(sample, outcome.version, digest=outcome.digest)
+        tensors = self._artifacts.get(sample, outcome.version, outcome.digest)
         return TrainSample(
             sample.row,
             sample.seed,

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from spotlight.core import events as ev
 from spotlight.core.types import Outcome, Request
-from spotlight.errors import CommError, FencedError, IntegrityError, NotFoundError
+from spotlight.errors import CommError, IntegrityError, NotFoundError
 from spotlight.rl.denoise import DenoiseState
 from spotlight.runtime.notices import Watch
 from spotlight.runtime.remote import get
@@ -207,24 +207,19 @@ class Worker:
 
     def _commit(self, leases: list[_Lease], pictures: list[Picture], share_s: float) -> None:
         calls = [
-            self._coordinator.commit.remote(lease.token, ev.encode(outcome))
-            if outcome
-            else self._coordinator.release.remote(lease.token)
+            self._coordinator.commit.remote(lease.token, ev.encode(self._outcome(lease, picture, share_s)))
             for lease, picture in zip(leases, pictures, strict=True)
-            for outcome in [self._outcome(lease, picture, share_s)]
         ]
         for call in calls:
             get(call, ANSWER_S)  # a refusal needs no answer: another's result counts
 
-    def _outcome(self, lease: _Lease, picture: Picture, share_s: float) -> Outcome | None:
-        """What to report; None when someone else's result for the sample is stored already."""
+    def _outcome(self, lease: _Lease, picture: Picture, share_s: float) -> Outcome:
+        """Store what training needs; what to report."""
         request = lease.shot.request
         digest = ""
         if picture.tensors:
             try:
                 digest = self._artifacts.put(request.sample, lease.shot.version, picture.tensors)
-            except FencedError:
-                return None
             except IntegrityError:  # non-finite: nothing to train on, and the reward says so
                 picture = Picture(picture.state, None, picture.info, {})
         return Outcome(

@@ -1,7 +1,8 @@
-"""Results of samples: written once per (sample, weights version), by whoever commits first.
+"""Results of samples, each under its own digest, so that nobody can ever overwrite anybody's.
 
-Leases are the first fence against a worker that is late; this is the second. A zombie's write of the same
-sample finds the name taken: equal bytes count as done, others are refused.
+Leases are the first fence against a worker that is late; this is the second. Two workers that made the same sample
+(one died before its commit, one is a zombie) leave two objects where their bits differ, as they may on a GPU. Which
+one counts is what was committed: its digest is the key.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from spotlight.errors import FencedError, IntegrityError
+from spotlight.errors import IntegrityError
 from spotlight.store.objects import ObjectStore
 from spotlight.store.tensors import pack, unpack
 
@@ -23,27 +24,24 @@ __all__ = ["Artifacts", "pack", "unpack"]
 
 
 class Artifacts:
-    """Samples' tensors in an object store, under `{prefix}/it1/row2/s3/v{weights version}.safetensors`."""
+    """Samples' tensors in an object store, under `{prefix}/it1/row2/s3/v{weights version}-{digest}.safetensors`."""
 
     def __init__(self, store: ObjectStore, prefix: str = "artifacts") -> None:
         self._store = store
         self._prefix = prefix
 
     def put(self, sample: SampleId, version: int, tensors: Mapping[str, Tensor]) -> str:
-        """Store the result and return its digest; writing the same again is fine.
+        """Store a result and return its digest; writing the same again is fine. IntegrityError: not finite."""
+        data = pack(tensors)
+        digest = _digest(data)
+        self._store.put_new(self._key(sample, version, digest), data)
+        return digest
 
-        FencedError if another result is there already: the caller's lease has passed.
-        """
-        data, key = pack(tensors), self._key(sample, version)
-        if self._store.put_new(key, data) is None and self._store.get(key).data != data:
-            raise FencedError(f"{key} is already written, with other content")
-        return _digest(data)
-
-    def get(self, sample: SampleId, version: int, *, digest: str | None = None) -> dict[str, Tensor]:
-        """Read a result, checked against the `digest` that was committed. NotFoundError, IntegrityError."""
-        key = self._key(sample, version)
+    def get(self, sample: SampleId, version: int, digest: str) -> dict[str, Tensor]:
+        """Read the result that was committed under `digest`. NotFoundError, IntegrityError."""
+        key = self._key(sample, version, digest)
         data = self._store.get(key).data
-        if digest is not None and _digest(data) != digest:
+        if _digest(data) != digest:
             raise IntegrityError(f"{key} has digest {_digest(data)}, committed was {digest}")
         return unpack(data)
 
@@ -54,8 +52,8 @@ class Artifacts:
             self._store.delete(key)
         return len(keys)
 
-    def _key(self, sample: SampleId, version: int) -> str:
-        return f"{self._prefix}/{sample}/v{version}.safetensors"
+    def _key(self, sample: SampleId, version: int, digest: str) -> str:
+        return f"{self._prefix}/{sample}/v{version}-{digest}.safetensors"
 
 
 def _digest(data: bytes) -> str:

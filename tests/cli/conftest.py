@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from fakes import fake_api
-from spotlight_cli.main import main
 
 import spotlight
+from spotlight_cli.main import main
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from spotlight_cli import main as entry
-from spotlight_cli.render import output
 
 from spotlight import errors
+from spotlight_cli import main as entry
+from spotlight_cli.render import output
 
 
 def tree(root: type[errors.SpotlightError]) -> Iterator[type[errors.SpotlightError]]:

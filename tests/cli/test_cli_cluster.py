@@ -103,3 +103,12 @@ def test_down_says_how_many_there_were(run: Any) -> None:
     assert run("down", "mine").out == "mine: 2 machines ended, none left\n"
     assert run("down", "mine", "--json").document == {"run": "mine", "ended": 2, "left": 0}
     assert run("down", "nobody").code == 5
+
+
+def test_doctor_looks_at_the_cloud_when_asked(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTLIGHT_STORE", "s3://mine/x")
+    assert "s3://mine/x refuses" not in run("doctor").out
+    result = run("doctor", "--cloud")
+    assert result.code == 3
+    assert "s3://mine/x refuses" in result.out
+    assert "ask for access" in result.err

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from spotlight_cli.train import default_name
 
 from spotlight import config
 from spotlight.names import run_dir
 from spotlight.observe import progress
+from spotlight_cli.train import default_name
 
 
 def test_train_passes_its_flags_on(run: Any, api: Any) -> None:

@@ -7,13 +7,13 @@ import io
 import json
 
 import pytest
-from spotlight_cli.cost import parse_since
-from spotlight_cli.main import main
 
 from spotlight.core import cost
 from spotlight.errors import UserError
 from spotlight.names import home
 from spotlight.observe.journal import Journal
+from spotlight_cli.cost import parse_since
+from spotlight_cli.main import main
 
 T0 = 1_772_000_000.0
 

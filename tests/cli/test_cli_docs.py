@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import typer.main
-from spotlight_cli.main import build
 
 from spotlight import errors
+from spotlight_cli.main import build
 
 DOCS = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
 DETAILED = ("train", "launch", "down", "sample", "status", "logs", "report", "verify")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import typer.main
+
 from spotlight_cli.main import build
 
 MAX_FLAGS = 12
@@ -23,7 +24,7 @@ FLAGS = {
     "recipes": "",
     "config show": "--set",
     "config schema": "",
-    "doctor": "",
+    "doctor": "--cloud",
 }
 
 

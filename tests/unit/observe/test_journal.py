@@ -91,7 +91,7 @@ def test_a_spoilt_line_is_an_error_that_names_file_and_line(tmp_path, line, mess
     with pytest.raises(DataError, match=f"{path.name}, {message}"):
         list(read(tmp_path))
     fill(tmp_path, 1)  # a spoilt old segment does not stop a new coordinator
-    assert list(journal._read_segment(segments(tmp_path)[-1]))[0]["seq"] == 4
+    assert next(iter(journal._read_segment(segments(tmp_path)[-1])))["seq"] == 4
 
 
 def test_no_journal_is_not_found(tmp_path):
