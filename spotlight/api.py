@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from spotlight.core.history import Verdict
     from spotlight.observe.bill import RunCost
     from spotlight.observe.cost_report import By, CostReport
+    from spotlight.observe.doctor import Check
     from spotlight.observe.status import Status
     from spotlight.provision.prices import PriceBook
+    from spotlight.rl.rewards.server import RewardServer
 
 CONFIG = "config.yaml"
 DOWN = "down"  # in the folder of a cloud run whose machines have been given back
@@ -132,6 +134,14 @@ def down(run: str) -> int:
     return ended
 
 
+def check_cloud(store: str = "") -> list[Check]:
+    """Is the cloud side fit: logins, bucket, machines that nobody remembers. Takes a while: it asks the clouds."""
+    from spotlight.observe.doctor import Check
+    from spotlight.provision import health
+
+    return [Check(*finding) for finding in health.examine(names.home() / "runs", store)]  # type: ignore[arg-type]
+
+
 def refresh(run: str, *, everything: bool = False) -> str:
     """Fetch what a cloud run has told since; a local run needs none. Returns why it could not be had, or ""."""
     from spotlight.provision.launch import FILE, Launch
@@ -166,6 +176,16 @@ def sample(run: str, prompt: str, *, out: Path, seed: int = 0) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     return out
+
+
+def serve_reward(
+    reward: str, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+) -> RewardServer:
+    """A server that scores images for other machines; `serve_forever()` it. Raises ConfigError, LockError."""
+    from spotlight.rl.rewards import load_reward
+    from spotlight.rl.rewards.server import RewardServer
+
+    return RewardServer(load_reward(reward), host, port, token=token)
 
 
 def verify(run: str, *, replay: bool = False) -> list[Verdict]:

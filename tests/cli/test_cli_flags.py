@@ -17,6 +17,7 @@ FLAGS = {
     ),
     "down": "",
     "sample": "--out --seed -o",
+    "serve-reward": "--host --port",
     "status": "--watch -w",
     "logs": "--follow --lines -f -n",
     "report": "--out -o",

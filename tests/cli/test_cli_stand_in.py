@@ -12,7 +12,8 @@ from spotlight.core import history
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "plan", "launch", "down", "refresh", "check_cloud", "sample", "verify", "status", "report"]
+    "name",
+    ["train", "plan", "launch", "down", "refresh", "check_cloud", "sample", "verify", "status", "report"],
 )
 def test_signatures_agree(name: str) -> None:
     def shape(function: object) -> list[tuple[str, object, object]]:
