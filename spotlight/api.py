@@ -118,13 +118,11 @@ def launch(
 def down(run: str) -> int:
     """End every machine of a run and return how many there were; 0 machines are left when this returns."""
     from spotlight.observe.progress import ProgressLog
-    from spotlight.provision import rent, skypilot, templates
+    from spotlight.provision import rent
     from spotlight.provision.launch import Launch
 
     folder = _existing(run)
-    launched = Launch.load(folder)
-    ended = rent.give_back(launched)
-    skypilot.forget(templates.cluster_name(run, "od0"))
+    ended = rent.give_back(Launch.load(folder))
     refresh(run, everything=True)
     (folder / DOWN).touch()
     if status(run).state not in ("finished", "failed"):

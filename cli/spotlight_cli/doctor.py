@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from spotlight.errors import PreconditionError
+from spotlight_cli.cluster import STORE
 from spotlight_cli.render import output
 
 
@@ -15,12 +18,17 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Set up")(doctor)
 
 
-def doctor() -> None:
+def doctor(
+    cloud: Annotated[bool, typer.Option("--cloud", help="Also logins, bucket and stray machines.")] = False,
+) -> None:
     """Check this machine, one line a finding; exit 3 when something would stop a run."""
+    from spotlight import api
     from spotlight.observe.doctor import examine
 
     out = output()
     checks = examine()
+    if cloud:
+        checks += api.check_cloud(os.environ.get(STORE, ""))
     failed = [check.name for check in checks if check.verdict == "fail"]
     if out.json and not failed:
         out.document([asdict(check) for check in checks])

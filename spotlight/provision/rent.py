@@ -34,10 +34,11 @@ def bring_up(
     *,
     make: MakeProvider | None = None,
     machines: MachineList | None = None,
+    forget: Callable[[str], None] = skypilot.forget,
 ) -> None:
     """Rent the on-demand part of a run whose `folder` holds launch.json and config.yaml; the head gets the rest.
 
-    `make` and `machines` are for other clouds than SkyPilot's. Raises a SpotlightError, machines ended.
+    `make`, `machines` and `forget` are for other clouds than SkyPilot's. Raises a SpotlightError, machines ended.
     """
     machines = machines or machine_list(launch.cloud, launch.region)
     # Under the home folder: SkyPilot's server must see it too, and /tmp may be private to us.
@@ -50,19 +51,29 @@ def bring_up(
             with contextlib.redirect_stdout(sys.stderr):  # SkyPilot's own words; stdout is for data
                 provider.launch(head)
         except BaseException as error:
-            _undo(launch, machines, say)
+            _undo(launch, machines, forget, say)
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted; nothing is left in the cloud") from None
             raise
 
 
-def give_back(launch: Launch, *, machines: MachineList | None = None, settle_s: float = SETTLE_S) -> int:
+def give_back(
+    launch: Launch,
+    *,
+    machines: MachineList | None = None,
+    forget: Callable[[str], None] = skypilot.forget,
+    settle_s: float = SETTLE_S,
+) -> int:
     """End every machine of a run; returns how many there were, once the cloud's own list shows none twice.
+
+    Between the two looks SkyPilot is made to forget the on-demand cluster: that ends whatever its server may still be
+    doing for it, such as trying the next zone because the machine of the first one went away.
 
     Raises PreconditionError naming what would not end, CredentialError when the cloud cannot be asked.
     """
     machines = machines or machine_list(launch.cloud, launch.region)
     ended = skypilot.end_machines(machines, launch.run)
+    forget(templates.cluster_name(launch.run, "od0"))
     time.sleep(settle_s)  # what the head had asked for in its last moment
     return ended + skypilot.end_machines(machines, launch.run)
 
@@ -93,12 +104,12 @@ def _sky_provider(launch: Launch, staged: Path) -> Provider:
     )
 
 
-def _undo(launch: Launch, machines: MachineList, say: Say) -> None:
+def _undo(launch: Launch, machines: MachineList, forget: Callable[[str], None], say: Say) -> None:
     """End what a broken launch has made; if even that is broken off, say how to do it."""
     command = f"spotlight down {launch.run}"
     say("ending what was begun ...")
     try:
-        give_back(launch, machines=machines)
+        give_back(launch, machines=machines, forget=forget)
     except KeyboardInterrupt:
         raise Interrupted("interrupted while ending machines; some may live on", hint=command) from None
     except SpotlightError as error:

@@ -113,14 +113,17 @@ def offers(requests: Sequence[GpuRequest], cloud: str | None, region: str | None
     """Machines with those GPUs, zone by zone, with catalog prices that are plausible. Raises CredentialError."""
     sky = require()
     as_of = datetime.now(UTC).date().isoformat()
-    found: list[tuple[Offer, Quote]] = []
-    for name in enabled_clouds(cloud):
-        for request in requests:
-            for offer in _catalog(sky, name, request, region):
-                place = (offer.cloud, offer.region, offer.zone, offer.instance_type, offer.price_class)
-                found.append((offer, Quote(Market(*place), offer.usd_per_h, offer.source, as_of)))
-    screened = screen(quote for _, quote in found)
-    return [offer for (offer, _), quote in zip(found, screened, strict=True) if not quote.problem]
+    found: list[Offer] = []
+    with contextlib.redirect_stdout(sys.stderr):  # SkyPilot tells of catalogs that it fetches
+        for name in enabled_clouds(cloud):
+            for request in requests:
+                found += _catalog(sky, name, request, region)
+    screened = screen(Quote(_market(offer), offer.usd_per_h, offer.source, as_of) for offer in found)
+    return [offer for offer, quote in zip(found, screened, strict=True) if not quote.problem]
+
+
+def _market(offer: Offer) -> Market:
+    return Market(offer.cloud, offer.region, offer.zone, offer.instance_type, offer.price_class)
 
 
 def _cloud(name: str) -> Any:
@@ -310,9 +313,10 @@ def user_config() -> Path:
 
 def forget(cluster: str) -> None:
     """Remove SkyPilot's own record of a cluster whose machines have been ended; no record is fine."""
-    sky = require()
     try:
-        sky.get(sky.down(cluster, purge=True))
+        sky = require()
+        with contextlib.redirect_stdout(sys.stderr):
+            sky.get(sky.down(cluster, purge=True))
     except Exception as error:  # noqa: BLE001 - the machines are gone; the record is cosmetic
         log.debug("sky down %s: %s", cluster, error)
 

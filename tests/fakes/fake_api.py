@@ -20,6 +20,7 @@ from spotlight.errors import NotFoundError, UserError
 from spotlight.names import home, run_dir
 from spotlight.observe import grids, progress
 from spotlight.observe import status as status_model
+from spotlight.observe.doctor import Check
 
 SUMMARY = {
     "score_base": 0.59,
@@ -209,6 +210,11 @@ def verify(run: str, *, replay: bool = False) -> list[Verdict]:
 def status(run: str | None = None) -> status_model.Status:
     """The real status model over the run folder."""
     return status_model.load(run_dir(run) if run else status_model.newest(home()), time.time())
+
+
+def check_cloud(store: str = "") -> list[Check]:
+    """One thing is wrong."""
+    return [Check("bucket", "fail", f"{store or 'none'} refuses", "ask for access")]
 
 
 def refresh(run: str, *, everything: bool = False) -> str:

@@ -63,8 +63,8 @@ class Box:
         self._inside("ip", "link", "add", "br0", "type", "bridge")
         self._inside("ip", "addr", "add", "10.77.0.1/16", "dev", "br0")
         self._inside("ip", "link", "set", "br0", "up")
-        expose = [str(path) for path in exposed()]
-        self.spawn("machines", [sys.executable, str(HERE / "machines.py"), str(self.folder), *expose])
+        shown = [f"{source}={target}" for source, target in self._shown().items()]
+        self.spawn("machines", [sys.executable, str(HERE / "machines.py"), str(self.folder), *shown])
         self._await("machines", (self.folder / "ready").exists)
         # Others on this host may clear /dev/shm, and with it the server's semaphores.
         server = f"exec {sys.executable} -m sky.server.server --host=127.0.0.1 --port=46580"
@@ -159,6 +159,20 @@ class Box:
             old.unlink()
         _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(kept), str(REPO))
 
+    def _shown(self) -> dict[Path, Path]:
+        """What the machines see of this host beyond `/`, and where: the interpreter, the environment, our code.
+
+        The code is a copy: an environment that is installed editable would run whatever is being edited meanwhile.
+        """
+        code = self.folder / "code"
+        shutil.rmtree(code, ignore_errors=True)
+        for name in ("spotlight", "cli", "sky"):
+            shutil.copytree(REPO / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
+        hidden = [
+            path for path in (Path(sys.base_prefix), Path(sys.prefix)) if path.resolve().parts[1] == "root"
+        ]
+        return {path.resolve(): path.resolve() for path in hidden} | {code: REPO}
+
     def _inside(self, *command: str) -> None:
         _run(*self.command(command))
 
@@ -182,15 +196,6 @@ class Box:
                     os.kill(int(path.parent.name), signal.SIGKILL)
             except OSError:
                 continue
-
-
-def exposed() -> list[Path]:
-    """What the machines see of this host beyond `/`: the interpreter, the environment, this checkout.
-
-    A folder under /root is hidden from the machines' user otherwise; so is another file system.
-    """
-    wanted = [Path(sys.base_prefix), Path(sys.prefix), REPO]
-    return [path for path in dict.fromkeys(path.resolve() for path in wanted) if path.parts[1] == "root"]
 
 
 def _run(*command: str, check: bool = True, environment: dict[str, str] | None = None) -> None:

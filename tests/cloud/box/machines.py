@@ -1,10 +1,10 @@
 """Makes the instances of moto's EC2 real: each is a network, mount, pid, uts and ipc namespace with an sshd.
 
-    python machines.py BOX EXPOSE...      in the box's own network namespace; SIGTERM ends all machines
+    python machines.py BOX SOURCE=TARGET...      in the box's own network namespace; SIGTERM ends all machines
 
 Every running instance gets its private address, its user and key from the cloud-init data that SkyPilot wrote, and a
 metadata service. A file `interrupt/<instance>` with seconds in it interrupts an instance as EC2 does: notice, then the
-machine is gone and EC2 says `Server.SpotInstanceTermination`. Folders in EXPOSE are seen by the machines, read-only.
+machine is gone and EC2 says `Server.SpotInstanceTermination`. The machines see SOURCE at TARGET, read-only.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Machine:
 class Host:
     """Keeps bodies and EC2's list equal."""
 
-    def __init__(self, box: Path, expose: list[Path]) -> None:
-        self.box, self.expose = box, expose
+    def __init__(self, box: Path, shown: dict[Path, Path]) -> None:
+        self.box, self.shown = box, shown
         self.machines: dict[str, Machine] = {}
         self.clients = {
             region: boto3.client("ec2", region_name=region, endpoint_url=f"http://127.0.0.1:{PORT}")
@@ -152,10 +152,10 @@ class Host:
         layers = f"lowerdir={self.box / 'image'}:/,upperdir={folder / 'upper'},workdir={folder / 'work'}"
         run("mount", "-t", "overlay", "overlay", "-o", layers, str(root))
         run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(root / "root"))
-        for path in self.expose:
-            target = root / path.relative_to("/")
+        for source, place in self.shown.items():
+            target = root / place.relative_to("/")
             target.mkdir(parents=True, exist_ok=True)
-            run("mount", "--bind", str(path), str(target))
+            run("mount", "--bind", str(source), str(target))
             run("mount", "-o", "remount,bind,ro", str(target))
         ssh = root / "home" / user / ".ssh"
         ssh.mkdir(exist_ok=True, mode=0o700)
@@ -214,7 +214,7 @@ class Host:
         run("ip", "netns", "del", machine.network, check=False)
         for _ in range(50):
             run("umount", "-l", str(machine.root / "tmp"), check=False)
-            for path in [*self.expose, Path("/root")]:
+            for path in [*self.shown.values(), Path("/root")]:
                 run("umount", "-l", str(machine.root / path.relative_to("/")), check=False)
             if (
                 subprocess.run(["umount", str(machine.root)], capture_output=True, check=False).returncode
@@ -230,7 +230,10 @@ class Host:
 
 
 def main() -> None:
-    box, expose = Path(sys.argv[1]), [Path(item) for item in sys.argv[2:]]
+    box = Path(sys.argv[1])
+    shown = {
+        Path(source): Path(target) for source, _, target in (item.partition("=") for item in sys.argv[2:])
+    }
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "box",
         "AWS_SECRET_ACCESS_KEY": "box",
@@ -240,7 +243,7 @@ def main() -> None:
     server = ThreadedMotoServer(ip_address="0.0.0.0", port=PORT)
     server.start()
     world.build(f"http://127.0.0.1:{PORT}", box / "home")
-    host, stop = Host(box, expose), []
+    host, stop = Host(box, shown), []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     (box / "ready").touch()
     while not stop:

@@ -22,6 +22,8 @@ from spotlight.provision.base import NodeSpec, NodeState, Role
 from spotlight.provision.launch import FILE, Launch
 from spotlight.provision.machines import Machine
 
+FORGOTTEN: list[str] = []
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -34,7 +36,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def bring_up(folder: Path, cloud: FakeCloud, account: Account | None = None) -> list[str]:
     said: list[str] = []
-    rent.bring_up(LAUNCH, folder, said.append, make=lambda *_: cloud, machines=account or Account(cloud))
+    rent.bring_up(
+        LAUNCH,
+        folder,
+        said.append,
+        make=lambda *_: cloud,
+        machines=account or Account(cloud),
+        forget=FORGOTTEN.append,
+    )
     return said
 
 
@@ -130,7 +139,8 @@ def test_give_back_looks_twice_for_what_was_under_way() -> None:
         return found
 
     account.of_run = look  # type: ignore[method-assign]
-    assert rent.give_back(LAUNCH, machines=account, settle_s=0.0) == 2
+    assert rent.give_back(LAUNCH, machines=account, forget=FORGOTTEN.append, settle_s=0.0) == 2
+    assert FORGOTTEN[-1] == "spotlight-demo-od"
     assert alive(cloud) == []
 
 
