@@ -142,15 +142,15 @@ def check_cloud(store: str = "") -> list[Check]:
 
 def refresh(run: str, *, everything: bool = False) -> str:
     """Fetch what a cloud run has told since; a local run needs none. Returns why it could not be had, or ""."""
+    from spotlight.provision.buckets import open_bucket
     from spotlight.provision.launch import FILE, Launch
     from spotlight.runtime import mirror
-    from spotlight.store.objects import open_store
 
     folder = _existing(run)
     if not (folder / FILE).is_file() or (folder / DOWN).exists():
         return ""
     try:
-        mirror.fetch(open_store(Launch.load(folder).store), folder, everything=everything)
+        mirror.fetch(open_bucket(Launch.load(folder).store), folder, everything=everything)
     except SpotlightError as error:
         return error.message
     return ""
@@ -287,9 +287,9 @@ def _name(base: str, resume: bool) -> str:
 
 def _check_store(store: str, run: str) -> None:
     """The bucket can be written before anything is rented, and holds no other run of that name."""
-    from spotlight.store.objects import open_store
+    from spotlight.provision.buckets import open_bucket
 
-    bucket = open_store(f"{store.rstrip('/')}/{run}")
+    bucket = open_bucket(f"{store.rstrip('/')}/{run}")
     if bucket.list_keys():
         raise UserError(
             f"there is a run {run!r} in {store} already", hint="another --name, or another --store"

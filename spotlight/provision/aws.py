@@ -55,6 +55,20 @@ def client(region: str, endpoint_url: str | None = None) -> Any:
         return session.client("ec2", config=config, endpoint_url=endpoint_url)
 
 
+def bucket_login() -> tuple[Callable[[], Any] | None, dict[str, str]]:
+    """boto3's login (profile, SSO, role) for an S3 bucket, as (credentials, options) of `store.open_store`.
+
+    None: boto3 knows none either, and what the environment or the machine's role gives is left to the store.
+    """
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    with _clear_errors():
+        session = boto3.Session()
+        if session.get_credentials() is None:
+            return None, {}
+    return Boto3CredentialProvider(session), {"region": session.region_name} if session.region_name else {}
+
+
 def spot_quotes(ec2: Any, instance_type: str, now_s: float) -> list[Quote]:
     """The spot price of a type in every zone of the client's region, as it is at `now_s` (UTC seconds)."""
     newest: dict[str, tuple[datetime, str]] = {}

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from spotlight.errors import SpotlightError
 from spotlight.provision import skypilot
+from spotlight.provision.buckets import open_bucket
 from spotlight.provision.launch import Launch
 from spotlight.provision.machines import MachineList, machine_list
-from spotlight.store.objects import open_store
 
 Finding = tuple[str, str, str, str]
 SKY_PORT = 46580
@@ -68,7 +68,7 @@ def check_bucket(store: str) -> Finding:
         )
     key = f"doctor/{uuid.uuid4().hex}"
     try:
-        bucket = open_store(store)
+        bucket = open_bucket(store)
         if bucket.put_new(key, b"probe") is None or bucket.put_new(key, b"again") is not None:
             return "bucket", "fail", f"{store} keeps no create-only writes", "a bucket of S3 or GCS itself"
         bucket.get(key)

@@ -10,6 +10,7 @@ What it needs to know is in SPOTLIGHT_* variables; the token is in a file that o
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from spotlight.errors import CredentialError, PreconditionError, RunError, SpotlightError
@@ -46,6 +47,16 @@ def check_versions(environ: Mapping[str, str]) -> None:
                 f"this node has {name} {ours[name]}, the run has {wanted}",
                 hint="an image with the run's versions, or none that brings /opt/spotlight",
             )
+
+
+def use_region(environ: MutableMapping[str, str]) -> None:
+    """Let the S3 client of this node know its region, which SkyPilot tells and no image does."""
+    try:
+        region = json.loads(environ.get("SKYPILOT_CLUSTER_INFO", "{}")).get("region")
+    except (ValueError, AttributeError):
+        return
+    if isinstance(region, str) and "AWS_REGION" not in environ:
+        environ["AWS_REGION"] = region
 
 
 def check_token(path: Path) -> Path:
@@ -120,6 +131,7 @@ def main(arguments: list[str]) -> int:
             check_versions(os.environ)
             return 0
         HOME.mkdir(mode=0o700, exist_ok=True)
+        use_region(os.environ)
         PID.write_text(str(os.getpid()))
         if arguments == ["head"] and os.environ.get("SKYPILOT_NODE_RANK", "0") == "0":
             from spotlight.runtime import head

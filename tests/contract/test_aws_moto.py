@@ -21,6 +21,7 @@ from spotlight.core.money import usd_of
 from spotlight.errors import CredentialError, PreconditionError
 from spotlight.provision import aws
 from spotlight.provision.base import NodeState
+from spotlight.provision.buckets import open_bucket
 from spotlight.provision.prices import load_rules
 
 REGION = "us-east-1"
@@ -254,7 +255,11 @@ def test_machines_of_a_run_are_those_with_its_tag(world):
     assert {"mine", "other"} <= machines.runs()
     machines.terminate([head, other, "i-0123456789abcdef0"])
     (gone,) = (machine for machine in machines.of_run("mine") if machine.instance == head)
-    assert (gone.state, gone.reason, gone.interrupted) == (NodeState.GONE, "Client.UserInitiatedShutdown", False)
+    assert (gone.state, gone.reason, gone.interrupted) == (
+        NodeState.GONE,
+        "Client.UserInitiatedShutdown",
+        False,
+    )
     world._backend.get_instance(spot).terminate()
     world._backend.get_instance(spot).state_reason = StateReason("taken", "Server.SpotInstanceTermination")
     (taken,) = (machine for machine in machines.of_run("mine") if machine.instance == spot)
@@ -267,3 +272,25 @@ def test_a_tag_is_no_pattern(world, run):
     """EC2 takes `*` in a filter for anything; `down` must never end another run's machines."""
     run_tagged(world, "mine-too", "od0")
     assert [m for m in aws.Ec2Machines(world.ec2).of_run(run) if m.node] == []
+
+
+def test_a_profile_is_a_login_for_the_bucket(endpoint, monkeypatch, tmp_path):
+    """As on a laptop: keys in ~/.aws, nothing in the environment."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = mine\naws_secret_access_key = secret\n"
+    )
+    (tmp_path / "config").write_text("[default]\nregion = us-west-2\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    boto3.client("s3").create_bucket(
+        Bucket="profiled", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
+    bucket = open_bucket("s3://profiled/runs")
+    assert bucket.put_new("a", b"1")
+    assert bucket.get("a").data == b"1"
+    assert aws.bucket_login()[1] == {"region": "us-west-2"}

@@ -52,7 +52,8 @@ def test_a_launch_that_cannot_be_read_is_named_and_hides_no_other(runs: Path) ->
     assert [verdict for _, verdict, _ in findings(runs, "demo")] == ["warn", "ok"]
 
 
-def test_a_bucket_is_tried_out_and_left_clean(tmp_path: Path) -> None:
+def test_a_bucket_is_tried_out_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     assert health.check_bucket(str(tmp_path / "bucket"))[1] == "ok"
     assert [path.name for path in (tmp_path / "bucket").rglob("*") if path.is_file()] in ([], [".lock"])
     assert health.check_bucket("")[1] == "warn"

@@ -88,6 +88,21 @@ def test_a_head_that_cannot_be_reached_is_an_error_after_a_while(monkeypatch: py
             node.serve({"SPOTLIGHT_HEAD": f"127.0.0.1:{probe.getsockname()[1]}", "SPOTLIGHT_NODE": "s0"})
 
 
+@pytest.mark.parametrize(
+    ("environment", "region"),
+    [
+        ({"SKYPILOT_CLUSTER_INFO": '{"region": "us-west-2"}'}, "us-west-2"),
+        ({"SKYPILOT_CLUSTER_INFO": '{"region": "us-west-2"}', "AWS_REGION": "eu-west-1"}, "eu-west-1"),
+        ({"SKYPILOT_CLUSTER_INFO": "["}, None),
+        ({"SKYPILOT_CLUSTER_INFO": "[]"}, None),
+        ({}, None),
+    ],
+)
+def test_a_node_takes_its_region_from_skypilot(environment: dict[str, str], region: str | None) -> None:
+    node.use_region(environment)
+    assert environment.get("AWS_REGION") == region
+
+
 # ---------------------------------------------------------------------------------------------- scripts
 
 
