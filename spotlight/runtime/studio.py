@@ -50,7 +50,7 @@ class Studio:
         self._prompts = data.load(config.data.train)
         self._reward = rewards.combine(config.reward.train)
         self._shape = adapter.latent_shape(config.model.height, config.model.width)
-        self._encode = lru_cache(maxsize=4096)(self._encode_row)
+        self._encode = lru_cache(maxsize=512)(self._encode_row)
 
     def start(self, shots: Sequence[Shot]) -> list[DenoiseState]:
         """The states to go on from: fresh noise, or what an earlier worker had reached.

@@ -38,6 +38,8 @@ RESUMABLE_CHANGES = (
     "observe",
 )
 GRID_IMAGES = 32
+# A large text encoder takes its time, and a prompt's embedding is megabytes.
+CHECKED_PROMPTS, ENCODED_AT_ONCE = 1024, 64
 
 
 class TrainerActor:
@@ -68,9 +70,11 @@ class TrainerActor:
         )
 
     def check(self) -> dict[str, Any]:
-        """Encode every prompt once, so that one the model cannot take is found before any work. Base facts."""
-        for prompts in (self._prompts, self._validation):
-            batching.encode(self._adapter, [prompt.text for prompt in prompts])
+        """Encode prompts, so that one the model cannot take is found before any work. Facts about the base."""
+        for prompts in (self._prompts[:CHECKED_PROMPTS], self._validation):
+            for start in range(0, len(prompts), ENCODED_AT_ONCE):
+                texts = [prompt.text for prompt in prompts[start : start + ENCODED_AT_ONCE]]
+                batching.encode(self._adapter, texts)
         transformer = self._adapter.transformer
         return {
             "model": self._adapter.name,
