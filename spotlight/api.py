@@ -104,12 +104,11 @@ def launch(
     cluster["start_with"] = min(cluster["start_with"], num_spot)
     config = configuration.check({**config.model_dump(), "cluster": cluster})
     folder = names.run_dir(name or _name(base_name, False))
+    place = f"{store.rstrip('/')}/{folder.name}"
+    launched = Launch(run=folder.name, store=place, rows=plan.rows, image=image).check()
     _check_data(config)
     _check_store(store, folder.name)
     _open_folder(folder, config, resume=False)
-    launched = Launch(
-        run=folder.name, store=f"{store.rstrip('/')}/{folder.name}", rows=plan.rows, image=image
-    )
     launched.save(folder)
     rent.bring_up(launched, folder, on_text or (lambda _: None))
     return folder.name

@@ -12,7 +12,7 @@ from typing import Any
 
 from spotlight.core.capacity import PlanRow
 from spotlight.core.cost import Market
-from spotlight.errors import DataError, NotFoundError
+from spotlight.errors import DataError, NotFoundError, UserError
 from spotlight.names import run_name
 from spotlight.provision.base import NodeSpec, Role
 
@@ -38,6 +38,16 @@ class Launch:
     def region(self) -> str:
         """The region."""
         return self.rows[0].region
+
+    def check(self) -> Launch:
+        """Raises UserError for what cannot be launched: one cluster, so one type, holds the on-demand part."""
+        kinds = [row.gpu for row in self.rows if row.price_class == "on_demand"]
+        if len(kinds) != 1:
+            raise UserError(
+                f"the on-demand part would be of {' and '.join(kinds)}, and its machines must be alike",
+                hint="name first a type with enough GPUs for it, or raise --spot-ratio",
+            )
+        return self
 
     def nodes(self) -> dict[str, PlanRow]:
         """Every node by name: od0, od1, ... and s0, s1, ..."""

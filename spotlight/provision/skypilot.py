@@ -242,7 +242,7 @@ class SkyProvider:
         )
         task = sky.Task.from_yaml_config(tree)
         if spec.head:
-            task.num_nodes = sum(name.startswith("od") for name in self._launch.nodes())
+            task.num_nodes = len(self._launch.specs(Role.ON_DEMAND))
         task.set_resources([self._resources(sky, spec, zone) for zone in spec.zones or (None,)])
         return task
 

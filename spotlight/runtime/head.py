@@ -89,6 +89,10 @@ class Cloud:
                 accounts.price(
                     PricePoint(**place, **told, zone=zone, price_class="spot", usd_per_h=row.usd_per_h)
                 )
+        for spec in self._launch.specs(Role.ON_DEMAND):
+            if not spec.head:  # they came with the head's own cluster
+                accounts.launched(spec.name, "on_demand", "trainer")
+                accounts.up(spec.name)
         return accounts
 
     def close(self) -> None:

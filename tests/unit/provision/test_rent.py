@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes.fake_account import LAUNCH, Account
+from fakes.fake_account import LAUNCH, Account, row
 from fakes.fake_cloud import FakeCloud
 
 from spotlight.errors import (
@@ -16,6 +16,7 @@ from spotlight.errors import (
     NotFoundError,
     PreconditionError,
     SpotlightError,
+    UserError,
 )
 from spotlight.provision import rent, templates
 from spotlight.provision.base import NodeSpec, NodeState, Role
@@ -185,3 +186,10 @@ def test_a_broken_launch_file_is_named(tmp_path: Path, text: str) -> None:
 def test_a_run_that_was_never_launched_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="not in a cloud"):
         Launch.load(tmp_path)
+
+
+def test_an_on_demand_part_of_two_types_is_refused() -> None:
+    assert LAUNCH.check() is LAUNCH
+    mixed = Launch(run="demo", store="s3://b", rows=(row("on_demand", 1), row("on_demand", 1)))
+    with pytest.raises(UserError, match="must be alike"):
+        mixed.check()
