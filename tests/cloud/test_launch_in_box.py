@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_run_survives_the_loss_of_a_spot_machine_and_ends_without_a_trace(lapt
     laptop.wait("first spot node ready", lambda: "ready" in [node_states().get(n) for n in ("s0", "s1")], 400)
     victim = next(name for name, state in node_states().items() if name.startswith("s") and state == "ready")
     instance = next(instance for instance, node in laptop.machines("running").items() if node == victim)
-    box.interrupt(instance, notice_s=4.0)
+    box.interrupt(instance, notice_s=10.0)
     laptop.wait(f"loss of {victim} seen", lambda: node_states()[victim] in ("lost", "joining", "back"), 120)
     laptop.wait("run finished", lambda: laptop.status(RUN)["state"] in ("finished", "failed"), 600)
 
@@ -93,17 +94,23 @@ def test_a_run_survives_the_loss_of_a_spot_machine_and_ends_without_a_trace(lapt
     laptop.phase("down")
     assert laptop.machines() == {}
     laptop.wait("no trace left", lambda: not box.leftovers(), 60)
+    journal = "".join(
+        path.read_text() for path in (box.home / "spotlight/runs" / RUN / "journal").glob("*.jsonl")
+    )
+    events = [json.loads(line).get("event", {}) for line in journal.splitlines()]
+    (notice,) = (event for event in events if event.get("type") == "Notice")
+    assert (notice["node"], notice["source"]) == (victim, "aws")  # from the machine's own metadata service
     verdicts = json.loads(laptop.spotlight("verify", RUN, "--json"))
     assert all(verdict["ok"] for verdict in verdicts)
     laptop.spotlight("cost-report", RUN)
 
 
 def test_ctrl_c_during_a_launch_leaves_no_machine(laptop: Laptop, box: Box) -> None:
-    process = box.spawn(
-        "interrupted", ["spotlight", "launch", "tiny", "--gpus", "H100:1", "--name", "broken", "--yes"]
-    )
+    # Whoever started us may have had Ctrl-C ignored, and that is inherited.
+    launch = ["spotlight", "launch", "tiny", "--gpus", "H100:1", "--name", "broken", "--yes"]
+    process = box.spawn("interrupted", ["env", "--default-signal=INT", *launch])
     laptop.wait("machine asked for", laptop.machines, 120)
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 130
     assert laptop.machines() == {}
     laptop.phase("interrupted launch tidied up")
