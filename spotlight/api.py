@@ -99,8 +99,10 @@ def launch(
             f"a cloud run needs a bucket, not {store[:60]!r}",
             hint="--store s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
         )
-    num_spot = sum(row.nodes for row in plan.rows if row.price_class == "spot")
-    cluster = {**config.cluster.model_dump(), "spot": num_spot}
+    spot_rows = [row for row in plan.rows if row.price_class == "spot"]
+    num_spot = sum(row.nodes for row in spot_rows)
+    gpus = min((row.gpus for row in spot_rows), default=1)
+    cluster = {**config.cluster.model_dump(), "spot": num_spot, "gpus_per_node": gpus}
     cluster["start_with"] = min(cluster["start_with"], num_spot)
     config = configuration.check({**config.model_dump(), "cluster": cluster})
     folder = names.run_dir(name or _name(base_name, False))
