@@ -107,7 +107,8 @@ class Fleet:
         """Give all nodes back: they are no longer needed."""
         self.close()
         for name in self._seats:
-            self._provider.terminate(name)  # first: a worker that is told of its loss while it lives joins again
+            # First: a worker that is told of its loss while it lives joins again.
+            self._provider.terminate(name)
             self._coordinator.node_lost.remote(name, "released", False)
             self._accounts.ended(name, "user")
 
