@@ -1,10 +1,10 @@
 """Model calls whose results do not depend on which other samples share the batch.
 
-A matrix product of one, two or three rows takes another code path than a larger one and differs in the last
-bits (measured on the tiny transformer in fp32 on x86: batches of 4 to 256 give bit-equal rows, 1 to 3 do
-not). So small batches are filled up with copies of their last row. Roll-out, resume after a preemption and
-training all call the model through here: a sample then has the same bits however it was batched, and the
-ratio at the first update is exactly 1.
+A matrix product of one, two or three rows may take another code path than a larger one and differ in the last
+bits. On Intel's CPUs a mode of MKL prevents that (`spotlight/_mkl.py`); on others small batches are filled up with
+copies of their last row (measured on the tiny transformer in fp32: batches of 4 to 256 give bit-equal rows, 1 to
+3 do not). Roll-out, resume after a preemption and training all call the model through here: a sample then has the
+same bits however it was batched, and the ratio at the first update is exactly 1.
 
 On a GPU no such size is promised; results there agree to rounding.
 """
