@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -71,10 +71,14 @@ class SamplerConfig(Section):
 
     @model_validator(mode="after")
     def _window_fits(self) -> SamplerConfig:
-        if self.window_size and self.window_start + self.window_size > self.steps:
+        stop = self.window_start + max(self.window_size, 1)
+        if (self.window_start or self.window_size) and stop >= self.steps:
             raise ValueError(
-                f"the SDE window ends at {self.window_start + self.window_size}, after {self.steps} steps"
+                f"the window takes in step {stop} of {self.steps}, but the last step never draws noise: "
+                "window_start + window_size must be below steps"
             )
+        if self.kind == "cps" and self.noise_level > 1:
+            raise ValueError(f"noise_level {self.noise_level} is above 1, where CPS would subtract noise")
         return self
 
 
@@ -149,7 +153,7 @@ class ExploreConfig(Section):
     fixed_drafts: int = Field(
         0, ge=0, description="exactly this many per prompt, waited for; 0: what time allows"
     )
-    draft_steps: tuple[int, ...] = Field(
+    draft_steps: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = Field(
         (), description="draft step counts to choose from; empty: the sampler's own"
     )
     control_share: float = Field(
@@ -221,10 +225,12 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _noise_can_explore(self) -> RunConfig:
         needs_noise = self.algorithm.kind in ("flow_grpo", "grpo_guard")
-        if needs_noise and (self.sampler.kind == "ode" or self.sampler.noise_level == 0):
+        silent = self.sampler.kind == "ode" or self.sampler.noise_level == 0 or self.sampler.steps == 1
+        if needs_noise and silent:
             raise ValueError(
-                f"{self.algorithm.kind} needs a stochastic sampler: with noise level 0 nothing is explored and "
-                "log-probabilities do not exist; set sampler.noise_level above 0 or algorithm.kind=nft"
+                f"{self.algorithm.kind} needs a stochastic sampler: in an ODE, at noise level 0 or in the last "
+                "step nothing is explored and log-probabilities do not exist; set sampler.kind=sde, "
+                "sampler.noise_level above 0 and sampler.steps above 1, or algorithm.kind=nft"
             )
         return self
 

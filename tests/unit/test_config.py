@@ -8,6 +8,7 @@ import pytest
 
 from spotlight import config
 from spotlight.errors import ConfigError, NotFoundError
+from spotlight.rl.sampler import rollout_sampler
 
 
 @pytest.mark.parametrize("recipe", config.recipes())
@@ -31,7 +32,13 @@ def test_every_shipped_recipe_loads_and_survives_a_round_trip(recipe: str, tmp_p
         ("train.lr.deep=3", "is a value"),
         ("seed=-1", "greater than or equal to 0"),
         ("sampler.noise_level=0", "nothing is explored"),
-        ("sampler.window_size=9", "after 4 steps"),
+        ("sampler.window_size=9", "step 9 of 4"),
+        ("sampler.window_size=4", "step 4 of 4"),
+        ("sampler.window_start=3", "step 4 of 4"),
+        ("sampler={window_start: 2, window_size: 2}", "step 4 of 4"),
+        ("sampler={kind: cps, noise_level: 1.5}", "subtract noise"),
+        ("sampler.steps=1", "nothing is explored"),
+        ("explore.draft_steps=[2, 0]", "explore.draft_steps.1"),
         ("cluster.start_with=9", "there are 2 spot nodes"),
         ("cluster.dead_after_s=0.5", "at least two heartbeats"),
         ("no sign", "bad override"),
@@ -46,6 +53,23 @@ def test_a_bad_override_is_one_clear_error(override: str, words: str) -> None:
     told = f"{caught.value.message} {caught.value.hint}"
     assert words in told
     assert len(caught.value.message.splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("start", "size"), [(0, 0), (0, 1), (0, 3), (1, 2), (2, 1), (2, 0), (1, 0), (3, 0), (0, 4), (4, 0)]
+)
+def test_a_window_is_taken_exactly_where_the_sampler_can_draw_noise_in_it(start: int, size: int) -> None:
+    try:
+        loaded = config.load("tiny", [f"sampler.window_start={start}", f"sampler.window_size={size}"])
+    except ConfigError:
+        taken = False
+    else:
+        taken = True
+    last = start + size - 1 if size else max(start, 2)
+    assert taken == (last < 3)
+    if taken:
+        sampler = rollout_sampler(loaded.sampler)
+        assert [step for step in range(4) if sampler.coefficients[step].std] == list(range(start, last + 1))
 
 
 def test_overrides_reach_their_key_and_later_ones_win() -> None:

@@ -154,13 +154,13 @@ def test_the_last_step_never_draws_noise():
     with pytest.raises(ConfigError, match="draws no noise"):
         SDE.log_prob(rows(1), rows(1), rows(1), [9])
     with pytest.raises(ConfigError, match="last of 4 steps"):
-        rollout_sampler(SamplerConfig(kind="sde", steps=4, window_start=2, window_size=2))
+        Sampler("sde", shifted_sigmas(4), 0.7, window=(2, 4))
     assert len(rollout_sampler(SamplerConfig(kind="sde", steps=1)).stochastic_steps) == 0
 
 
 def test_cps_refuses_a_noise_level_that_turns_the_cosine_negative():
     with pytest.raises(ConfigError, match="above 1"):
-        rollout_sampler(SamplerConfig(kind="cps", noise_level=1.2))
+        Sampler("cps", shifted_sigmas(4), 1.2, window=(0, 3))
 
 
 @pytest.mark.parametrize("sampler", [SDE, CPS, ODE], ids=["sde", "cps", "ode"])
