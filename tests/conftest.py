@@ -7,7 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+# How fast the machine is decides no test.
+settings.register_profile("spotlight", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("spotlight")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two contending threads are 10x slower than one
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -68,7 +68,7 @@ class WithdrawNotice:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone. `preempted`: by the cloud, so that no request is to blame."""
+    """A node is gone. `preempted`: its provider took it. Otherwise what it was making may be to blame."""
 
     node: str
     reason: str

@@ -47,7 +47,7 @@ METRICS: Mapping[str, Metric] = {
     "variance_gain": Metric("1", "kept reward variance against the random control"),
     "spot_busy_share": Metric("share", "share of the training time in which spot nodes worked"),
     "weights_version": Metric("1", "version the iteration's finals were made with"),
-    "preemptions": Metric("nodes", "nodes lost so far"),
+    "preemptions": Metric("nodes", "nodes that their provider took so far"),
     "explore_s": Metric("s", "wall time waited for drafts"),
     "roll_out_s": Metric("s", "wall time of the roll-out"),
     "score_s": Metric("s", "wall time spent waiting for rewards"),

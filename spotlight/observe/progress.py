@@ -104,9 +104,9 @@ class Progress:
         return self.summary is not None or self.failure is not None
 
     @property
-    def lost_nodes(self) -> int:
-        """Preemptions and failures so far, each counted once."""
-        return sum(event.get("state") == "lost" for event in self.node_events)
+    def preemptions(self) -> int:
+        """How often a provider took a node so far; one that broke is lost too, but no preemption."""
+        return sum(e.get("state") == "lost" and bool(e.get("interrupted", True)) for e in self.node_events)
 
 
 def _started(state: Progress, event: Mapping[str, Any], at_s: float) -> None:

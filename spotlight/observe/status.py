@@ -110,7 +110,7 @@ def build(state: progress.Progress, events: list[dict[str, Any]], run: str, now_
         numbers_age_s=_age(state.numbers_s, now_s),
         usd=numbers.get("usd"),
         usd_per_h=numbers.get("usd_per_h"),
-        preemptions=state.lost_nodes,
+        preemptions=state.preemptions,
         checkpoint=state.checkpoint,
         checkpoint_age_s=_age(state.checkpoint_s, now_s),
         started_age_s=_age(state.started_s, now_s),

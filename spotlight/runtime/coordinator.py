@@ -153,8 +153,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------------ for the driver
 
-    async def node_lost(self, node: str, reason: str, preempted: bool = True) -> None:
-        """The node is gone; `preempted`: no request is to blame for it."""
+    async def node_lost(self, node: str, reason: str, preempted: bool) -> None:
+        """The node is gone. Unless it was `preempted`, a request that it was making may be to blame."""
         self._shell.apply("NodeLost", node=node, reason=reason, preempted=preempted)
 
     async def submit(self, requests: Sequence[Mapping[str, Any]]) -> None:

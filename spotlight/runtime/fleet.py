@@ -167,8 +167,9 @@ class Fleet:
         seat.crew.lose_all()
         self._notice_file(info.name).unlink(missing_ok=True)
         self._accounts.ended(info.name, "interrupted" if info.interrupted else "failed")
-        self._coordinator.node_lost.remote(info.name, info.reason)
-        self._tell(info.name, "lost", info.reason)
+        # Nobody took it: what it was making may have broken it, and is watched from now on.
+        self._coordinator.node_lost.remote(info.name, info.reason, info.interrupted)
+        self._tell(info.name, "lost", info.reason, interrupted=info.interrupted)
 
     def _relaunch(self) -> None:
         for seat in self._seats.values():
@@ -211,17 +212,9 @@ class Fleet:
 
         return _Seat(NodeSpec(name=name, role=Role.SPOT), Crew(shared_out, make))
 
-    def _tell(self, node: str, state: str, why: str) -> None:
-        self._emit(
-            {
-                "kind": "node",
-                "node": node,
-                "state": state,
-                "why": why,
-                "role": "explorer",
-                "price_class": "spot",
-            }
-        )
+    def _tell(self, node: str, state: str, why: str, **more: Any) -> None:
+        who = {"kind": "node", "node": node, "role": "explorer", "price_class": "spot"}
+        self._emit({**who, "state": state, "why": why, **more})
 
     def _notice_file(self, node: str) -> Path:
         return self._notice_dir / f"{node}.json"

@@ -210,7 +210,7 @@ def test_notices_that_repeat_and_come_late_change_nothing(run):
         run.call("notice", "node-a", deadline_s, "test")
     run.until(lambda: not run.call("snapshot")["workers"]["a"]["leases"], "everything handed back")
     os.kill(victim, signal.SIGKILL)
-    run.call("node_lost", "node-a", "preempted")
+    run.call("node_lost", "node-a", "preempted", True)
     run.call("notice", "node-a", 0.0, "late")
     run.finish()
     assert len(run.records("Draining")) == 1

@@ -48,7 +48,7 @@ def test_the_whole_story() -> None:
     assert (state.checkpoint, state.checkpoint_s, state.started_s, state.updated_s) == (1, 17.0, 10.0, 21.0)
     assert state.grids == [(1, "samples/it00001.png")]
     assert state.warnings == ["3 groups had no variance"]
-    assert state.lost_nodes == 1
+    assert state.preemptions == 1
     assert state.nodes["spot-0"].state == "ended"
     node = progress.fold(STORY[:-1]).nodes["spot-0"]
     assert (node.state, node.role, node.price_class, node.since_s, node.gone) == (
@@ -59,6 +59,12 @@ def test_the_whole_story() -> None:
         False,
     )
     assert state.ended
+
+
+def test_a_node_that_broke_is_lost_but_no_preemption() -> None:
+    broke = {"kind": "node", "node": "spot-1", "state": "lost", "why": "exit 1", "interrupted": False}
+    state = progress.fold([*STORY, broke, {**broke, "interrupted": True}])
+    assert state.preemptions == 2
 
 
 def test_a_node_keeps_its_role_and_a_lost_one_stays_listed() -> None:
@@ -72,7 +78,7 @@ def test_a_resumed_run_keeps_its_past_and_forgets_its_nodes() -> None:
     state = progress.fold([*failed, again])
     assert not state.ended
     assert state.nodes == {}
-    assert (state.scores, state.lost_nodes, state.started_s, state.iterations) == ([(0, 0.5)], 1, 10.0, 4)
+    assert (state.scores, state.preemptions, state.started_s, state.iterations) == ([(0, 0.5)], 1, 10.0, 4)
 
 
 def test_iterations_done_again_after_a_resume_count_once() -> None:
