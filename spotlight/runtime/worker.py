@@ -1,7 +1,7 @@
 """A worker: pulls requests under a lease, makes them, commits. The compute thread and its faithful companion.
 
-    register -> admit the published weights -> pull -> denoise -> commit -> pull ...
-                 ^ whenever a newer version is out             ^ every step is saved in the background
+    register -> admit the published weights -> pull -> denoise -> pull, the results in hand ...
+                 ^ whenever a newer version is out   ^ every step is saved in the background
 
 The companion thread renews the leases, delivers the states and passes on interruption notices, so that a long
 step never looks like a death. What it hears (leases to drop, steps to stop at) the compute thread acts on
@@ -27,6 +27,8 @@ from spotlight.store.artifacts import Artifacts
 
 PULL_S = 2.0  # a long poll; an idle worker asks again after so long
 ANSWER_S = 30.0  # a coordinator that takes longer is gone
+
+Result = tuple[int, dict[str, Any]]  # token and encoded outcome; a refusal needs no answer: another's counts
 
 
 class AdmitWeights(Protocol):
@@ -102,16 +104,20 @@ class Worker:
 
     def serve(self, until: Callable[[], bool]) -> None:
         """Work until `until()` or the coordinator says that the run is over. May be called again."""
+        results: list[Result] = []
         while not until():
-            reply = self._pull()
+            reply = self._call("pull", self.name, self._epoch, self._max_requests, PULL_S, results)
+            results = []
             if reply["stop"]:
                 return
             if self._desk.fenced or reply["fenced"]:
                 self._register()
             elif reply["grants"]:
-                self._work(reply["grants"])
+                results = self._work(reply["grants"])
             elif reply["version"] is not None and reply["version"] != self._version:
                 self._bind(reply["version"])
+        for token, outcome in results:
+            self._call("commit", token, outcome)
 
     def end_pull(self) -> None:
         """From another thread: let a pull that waits return now."""
@@ -140,25 +146,27 @@ class Worker:
         else:
             raise IntegrityError(f"weights v{version} were not admitted: {reply['reason']}")
 
-    def _pull(self) -> Mapping[str, Any]:
-        reply: Mapping[str, Any] = self._call("pull", self.name, self._epoch, self._max_requests, PULL_S)
-        return reply
-
-    def _work(self, grants: Sequence[Mapping[str, Any]]) -> None:
+    def _work(self, grants: Sequence[Mapping[str, Any]]) -> list[Result]:
+        """Make what was granted; the results, stored but not yet reported."""
         began = time.monotonic()
         leases = self._take(grants)
         try:
             states = self._studio.start([lease.shot for lease in leases])
         except IntegrityError as error:
             self._give_up(leases, error.message)
-            return
+            return []
         finished = self._denoise(leases, states)
         live = [(lease, state) for lease, state in finished if not lease.dropped]
+        results: list[Result] = []
         if live:
             pictures = self._studio.finish([lease.shot for lease, _ in live], [state for _, state in live])
             share_s = (time.monotonic() - began) / len(live)
-            self._commit([lease for lease, _ in live], pictures, share_s)
+            results = [
+                (lease.token, ev.encode(self._outcome(lease, picture, share_s)))
+                for (lease, _), picture in zip(live, pictures, strict=True)
+            ]
         self._forget(leases)
+        return results
 
     def _take(self, grants: Sequence[Mapping[str, Any]]) -> list[_Lease]:
         leases = []
@@ -204,14 +212,6 @@ class Worker:
                 self._call("release", lease.token)
         self._forget([lease for lease, _ in leaving])
         return [(lease, state) for lease, state in going if not _must_stop(lease)]
-
-    def _commit(self, leases: list[_Lease], pictures: list[Picture], share_s: float) -> None:
-        calls = [
-            self._coordinator.commit.remote(lease.token, ev.encode(self._outcome(lease, picture, share_s)))
-            for lease, picture in zip(leases, pictures, strict=True)
-        ]
-        for call in calls:
-            get(call, ANSWER_S)  # a refusal needs no answer: another's result counts
 
     def _outcome(self, lease: _Lease, picture: Picture, share_s: float) -> Outcome:
         """Store what training needs; what to report."""
