@@ -2,7 +2,7 @@
 
 `Codec(*classes)` reads each class's annotations once. A message is {"type": class name, field: value, ...};
 fields at their default are left out. Unknown types, unknown or missing fields and wrong types raise
-DataError.
+DataError that names the field.
 """
 
 from __future__ import annotations
@@ -22,46 +22,63 @@ Convert = Callable[[Any], Any]
 class _Field(NamedTuple):
     name: str
     encode: Convert | None
-    decode: Convert
     default: Any
 
 
 class Codec:
-    """Encodes and decodes the given dataclasses and whatever dataclasses their fields hold."""
+    """Encodes and decodes the given dataclasses and whatever dataclasses their fields hold.
 
-    def __init__(self, *classes: type) -> None:
+    `tag` is the key that says which class a dict is of, by the name that `name` gives it; `what` is how
+    errors call a message. `types`: how to encode (None: as it is) and decode further types, by annotation.
+    """
+
+    def __init__(
+        self,
+        *classes: type,
+        what: str = "message",
+        tag: str = "type",
+        name: Callable[[type], str] = lambda cls: cls.__name__,
+        types: Mapping[Any, tuple[Convert | None, Convert]] | None = None,
+    ) -> None:
+        self._what, self._tag = what, tag
+        self._types = {**_PLAIN, **(types or {})}
         self._fields: dict[type, tuple[_Field, ...]] = {}
-        self._by_name = {cls.__name__: cls for cls in classes}
+        self._decoders: dict[type, dict[str, Convert]] = {}
+        self._names = {cls: name(cls) for cls in classes}
+        self._by_name = {name: cls for cls, name in self._names.items()}
         for cls in classes:
             self._learn(cls)
 
     def encode(self, message: Any) -> dict[str, Any]:
         """The JSON-able dict of `message`. Raises DataError if its class is not of this codec."""
-        cls = type(message)
-        if self._by_name.get(cls.__name__) is not cls:
-            raise DataError(f"not a message: {cls.__name__}")
-        return {"type": cls.__name__, **self._to_dict(message)}
+        name = self._names.get(type(message))
+        if name is None:
+            raise DataError(f"not a {self._what}: {type(message).__name__}")
+        return {self._tag: name, **self._to_dict(message)}
 
     def decode(self, data: Any) -> Any:
         """The message of a dict that `encode` made. Raises DataError on anything else."""
-        name = data.get("type") if isinstance(data, Mapping) else None
+        if not isinstance(data, Mapping):
+            raise DataError(f"not a {self._what}: {str(data)[:80]!r}")
+        fields = dict(data)
+        name = fields.pop(self._tag, None)
         cls = self._by_name.get(name) if isinstance(name, str) else None
         if cls is None:
-            raise DataError(f"not a message: {str(data)[:80]!r}")
-        return self._from_dict(cls, {key: value for key, value in data.items() if key != "type"})
+            known = ", ".join(self._by_name)
+            raise DataError(f"unknown {self._what} {str(name)[:60]!r}", hint=f"known: {known}")
+        return self._from_dict(cls, fields)
 
     def _learn(self, cls: type) -> None:
         if cls in self._fields:
             return
-        hints = get_type_hints(cls)
-        self._fields[cls] = tuple(
-            _Field(f.name, self._encoder(hints[f.name]), self._decoder(hints[f.name]), _default(f))
-            for f in dataclasses.fields(cls)
-        )
+        hints = get_type_hints(cls, include_extras=True)
+        fields = dataclasses.fields(cls)
+        self._fields[cls] = tuple(_Field(f.name, self._encoder(hints[f.name]), _default(f)) for f in fields)
+        self._decoders[cls] = {f.name: self._decoder(hints[f.name]) for f in fields}
 
     def _to_dict(self, message: Any) -> dict[str, Any]:
         out = {}
-        for name, encode, _, default in self._fields[type(message)]:
+        for name, encode, default in self._fields[type(message)]:
             value = getattr(message, name)
             if value != default:
                 out[name] = value if encode is None else encode(value)
@@ -69,19 +86,28 @@ class Codec:
 
     def _from_dict(self, cls: type, data: Any) -> Any:
         if not isinstance(data, Mapping):
-            raise DataError(f"{cls.__name__}: expected an object, got {str(data)[:60]!r}")
-        fields = self._fields[cls]
-        if unknown := sorted(set(map(str, data)) - {f.name for f in fields}):
-            raise DataError(f"{cls.__name__}: unknown field {unknown[0][:60]!r}")
+            raise DataError(f"{self._called(cls)}: expected an object, got {str(data)[:60]!r}")
+        decoders, values, name = self._decoders[cls], {}, ""
         try:
-            return cls(**{f.name: f.decode(data[f.name]) for f in fields if f.name in data})
+            for name, value in data.items():
+                decode = decoders.get(name)
+                if decode is None:
+                    raise DataError(f"{self._called(cls)}: unknown field {str(name)[:60]!r}")
+                values[name] = decode(value)
         except (TypeError, ValueError) as error:
-            raise DataError(f"{cls.__name__}: {error}") from error
+            raise DataError(f"{self._called(cls)}: {name}: {error}") from error
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{self._called(cls)}: {error}") from error
+
+    def _called(self, cls: type) -> str:
+        return f"{self._what} {self._names.get(cls, cls.__name__)!r}"
 
     def _encoder(self, hint: Any) -> Convert | None:
         """None stands for the identity, so that plain fields cost nothing."""
-        if hint is SampleId:
-            return str
+        if hint in self._types:
+            return self._types[hint][0]
         if dataclasses.is_dataclass(hint):
             self._learn(hint)  # type: ignore[arg-type]
             return self._to_dict
@@ -93,12 +119,10 @@ class Codec:
         return None
 
     def _decoder(self, hint: Any) -> Convert:
-        if hint is SampleId:
-            return lambda value: SampleId.parse(_text(value))
+        if hint in self._types:
+            return self._types[hint][1]
         if dataclasses.is_dataclass(hint):
             return lambda value: self._from_dict(hint, value)  # type: ignore[arg-type]
-        if hint in _PLAIN:
-            return _PLAIN[hint]
         origin, args = get_origin(hint), get_args(hint)
         if origin is Literal:
             return lambda value: _one_of(value, args)
@@ -188,4 +212,10 @@ def _tuple_decoder(inner: list[Convert], repeated: bool) -> Convert:
     return decode
 
 
-_PLAIN: dict[Any, Convert] = {int: _integer, float: _number, str: _text, bool: _truth}
+_PLAIN: dict[Any, tuple[Convert | None, Convert]] = {
+    int: (None, _integer),
+    float: (None, _number),
+    str: (None, _text),
+    bool: (None, _truth),
+    SampleId: (str, lambda value: SampleId.parse(_text(value))),
+}

@@ -7,26 +7,22 @@ a time zone nor a daylight-saving change can move a bill; amounts are exact deci
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from spotlight.errors import DataError
+from spotlight.core.codec import Codec
 
 PriceClass = Literal["on_demand", "spot", "reserved"]
 EndReason = Literal["user", "interrupted", "stopped", "failed", "launch_failed", "unknown"]
 WorkKind = Literal["useful", "lost"]
 
-_CHOICES = {
-    "price_class": ("on_demand", "spot", "reserved"),
-    "reason": ("user", "interrupted", "stopped", "failed", "launch_failed", "unknown"),
-    "work": ("useful", "lost"),
-}
-OWN_SOURCE = "own"  # an end that we saw ourselves; whatever a cloud's API says outranks it
+UtcS = Annotated[float, "seconds since the epoch; read from ISO 8601 text too"]
+Count = Annotated[int, "at least 0"]
+OWN_SOURCE = "own"  # a beginning or an end that we saw ourselves; whatever a cloud's API says outranks it
 
 
 class Market(NamedTuple):
@@ -58,13 +54,13 @@ class NodeRequested(Record):
 
     kind: ClassVar[str] = "requested"
     node: str
-    launch: int = 0
-    at_s: float
+    launch: Count = 0
+    at_s: UtcS
     cloud: str
     region: str = ""
     zone: str = ""
     instance_type: str
-    gpus: int
+    gpus: Count
     price_class: PriceClass
     role: str = "explorer"
     disk_gb: Decimal = Decimal(0)
@@ -72,15 +68,19 @@ class NodeRequested(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUp(Record):
-    """The machine exists: billing begins. The zone is the one that was got, not the one asked for."""
+    """The machine exists: billing begins. The zone is the one that was got, not the one asked for.
+
+    `source` is the cloud whose record says so, or "own" for when we saw it.
+    """
 
     kind: ClassVar[str] = "up"
     node: str
-    launch: int = 0
-    at_s: float
+    launch: Count = 0
+    at_s: UtcS
     region: str = ""
     zone: str = ""
     instance_id: str = ""
+    source: str = OWN_SOURCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class NodeReady(Record):
 
     kind: ClassVar[str] = "ready"
     node: str
-    launch: int = 0
-    at_s: float
+    launch: Count = 0
+    at_s: UtcS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,8 @@ class NodeNotice(Record):
 
     kind: ClassVar[str] = "notice"
     node: str
-    launch: int = 0
-    at_s: float
+    launch: Count = 0
+    at_s: UtcS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,8 @@ class NodeEnded(Record):
 
     kind: ClassVar[str] = "ended"
     node: str
-    launch: int = 0
-    at_s: float
+    launch: Count = 0
+    at_s: UtcS
     reason: EndReason
     source: str = OWN_SOURCE
     keeps_disk: bool = False
@@ -126,8 +126,8 @@ class DiskEnded(Record):
 
     kind: ClassVar[str] = "disk_ended"
     node: str
-    launch: int = 0
-    at_s: float
+    launch: Count = 0
+    at_s: UtcS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +136,10 @@ class NodeWorked(Record):
 
     kind: ClassVar[str] = "worked"
     node: str
-    launch: int = 0
-    start_s: float
-    at_s: float
-    gpus: int = 1
+    launch: Count = 0
+    start_s: UtcS
+    at_s: UtcS
+    gpus: Count = 1
     work: WorkKind = "useful"
 
 
@@ -149,8 +149,8 @@ class NodeEgress(Record):
 
     kind: ClassVar[str] = "egress"
     node: str
-    launch: int = 0
-    at_s: float
+    launch: Count = 0
+    at_s: UtcS
     gb: Decimal
     usd_per_gb: Decimal
     path: str = "internet"
@@ -162,7 +162,7 @@ class NodeBilled(Record):
 
     kind: ClassVar[str] = "billed"
     node: str
-    launch: int = 0
+    launch: Count = 0
     usd: Decimal
     source: str
 
@@ -180,7 +180,7 @@ class PricePoint(Record):
     zone: str = ""
     instance_type: str
     price_class: PriceClass
-    at_s: float = -math.inf
+    at_s: UtcS = -math.inf
     usd_per_h: Decimal
     source: str
     as_of: str = ""
@@ -191,60 +191,18 @@ class PricePoint(Record):
         return Market(self.cloud, self.region, self.zone, self.instance_type, self.price_class)
 
 
-_KINDS: dict[str, type[Record]] = {
-    cls.kind: cls
-    for cls in (
-        NodeRequested, NodeUp, NodeReady, NodeNotice, NodeEnded, DiskEnded, NodeWorked, NodeEgress,
-        NodeBilled, PricePoint,
-    )
-}  # fmt: skip
-
-
 # --- records to dicts and back
 
 
 def encode(record: Record) -> dict[str, Any]:
     """A record as the JSON-able dict that the journal holds; fields at their default are left out."""
-    out: dict[str, Any] = {"type": "node", "kind": record.kind}
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if value != item.default:
-            out[item.name] = str(value) if isinstance(value, Decimal) else value
-    return out
+    return {"type": "node", **_CODEC.encode(record)}
 
 
 def decode(raw: Mapping[str, Any]) -> Record:
-    """A record from a dict; keys that the record does not have (the journal's own) are ignored.
-
-    Raises DataError naming the field for a missing, mistyped or impossible value.
-    """
-    cls = _KINDS.get(raw.get("kind", ""))
-    if cls is None:
-        raise DataError(
-            f"unknown node record {str(raw.get('kind'))[:40]!r}", hint="one of " + ", ".join(_KINDS)
-        )
-    values: dict[str, Any] = {}
-    for name, convert in _CONVERTERS[cls].items():
-        if name in raw:
-            try:
-                values[name] = convert(raw[name])
-            except (ValueError, TypeError, InvalidOperation) as error:
-                raise DataError(
-                    f"node record {cls.kind!r}: {name} = {str(raw[name])[:60]!r}: {error}"
-                ) from None
-    try:
-        return cls(**values)
-    except TypeError as error:  # dataclass: "missing 1 required keyword-only argument: 'node'"
-        raise DataError(f"node record {cls.kind!r}: {str(error).split(') ')[-1]}") from None
-
-
-def _converters(cls: type[Record]) -> dict[str, Any]:
-    by_type = {
-        "float": utc_seconds, "float | None": float, "int": _count, "Decimal": amount, "bool": bool,
-        "str": _text,
-        "PriceClass": _choice("price_class"), "EndReason": _choice("reason"), "WorkKind": _choice("work"),
-    }  # fmt: skip
-    return {item.name: by_type[str(item.type)] for item in dataclasses.fields(cls)}
+    """A record from a journal's line. Raises DataError naming the field for what cannot be."""
+    record: Record = _CODEC.decode({key: value for key, value in raw.items() if key not in _JOURNAL_OWN})
+    return record
 
 
 def utc_seconds(value: float | str) -> float:
@@ -258,38 +216,34 @@ def utc_seconds(value: float | str) -> float:
         if when.tzinfo is None:
             raise ValueError("a time without an offset from UTC")
         return when.timestamp()
-    if isinstance(value, bool) or math.isnan(value):
-        raise ValueError("not a time")
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ValueError(f"not a time: {value!r}")
     return float(value)
 
 
 def amount(value: Any) -> Decimal:
     """A price or quantity: a finite decimal >= 0. Raises ValueError otherwise."""
-    number = Decimal(str(value))
+    try:
+        number = Decimal(str(value))
+    except InvalidOperation:
+        raise ValueError(f"not a number: {str(value)[:60]!r}") from None
     if not number.is_finite() or number < 0:
-        raise ValueError("must be a finite number >= 0")
+        raise ValueError(f"must be a finite number >= 0, got {number}")
     return number
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError("must be a whole number >= 0")
+        raise ValueError(f"must be a whole number >= 0, got {str(value)[:60]!r}")
     return value
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("must be text")
-    return value
-
-
-def _choice(name: str) -> Any:
-    def convert(value: Any) -> str:
-        if value not in _CHOICES[name]:
-            raise ValueError(f"must be one of {', '.join(_CHOICES[name])}")
-        return str(value)
-
-    return convert
-
-
-_CONVERTERS = {cls: _converters(cls) for cls in _KINDS.values()}
+_JOURNAL_OWN = ("type", "v", "seq", "utc")
+_CODEC = Codec(
+    NodeRequested, NodeUp, NodeReady, NodeNotice, NodeEnded, DiskEnded, NodeWorked, NodeEgress, NodeBilled,
+    PricePoint,
+    what="node record",
+    tag="kind",
+    name=lambda cls: str(cls.kind),  # type: ignore[attr-defined]
+    types={UtcS: (None, utc_seconds), Count: (None, _count), Decimal: (str, amount)},
+)  # fmt: skip

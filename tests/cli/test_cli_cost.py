@@ -178,4 +178,4 @@ def test_a_damaged_journal_names_the_record(call):
     )
     code, out, err = call("r1")
     assert (code, out) == (2, "")
-    assert "at_s = 'x'" in err
+    assert "node record 'up': at_s: Invalid isoformat string: 'x'" in err
