@@ -24,6 +24,7 @@ from spotlight.errors import DataError, LockError, NotFoundError
 
 SCHEMA = 1
 Fsync = Literal["always", "interval", "never"]
+_AS_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 log = logging.getLogger(__name__)
 
 
@@ -89,7 +90,7 @@ class Journal:
     def _write(self, record: Mapping[str, Any]) -> bool:
         head = {"v": SCHEMA, "seq": self._seq + 1, "utc": round(time.time(), 6)}
         body = {**head, **record, **head}  # no record says its own number
-        line = json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        line = _AS_JSON(body).encode() + b"\n"
         try:
             if self._fd < 0 or self._size + len(line) > self._segment_bytes:
                 self._open_segment()

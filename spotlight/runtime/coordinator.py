@@ -24,6 +24,7 @@ from spotlight.core import events as ev
 from spotlight.runtime.shell import Reply, Shell
 
 MAX_CALLS = 10_000  # calls that may wait at once: a long poll of each worker, and room for the others
+GATHER_S = 0.01  # fates that come so soon after the first travel with it: a call costs far more than a fate
 
 
 class Coordinator:
@@ -81,11 +82,12 @@ class Coordinator:
         a batch.
         """
         event = ev.decode({"type": "Pull", "worker": worker, "epoch": epoch, "max_requests": max_requests})
-        answers = [await self.commit(token, outcome) for token, outcome in results]
+        answers = [self._commit(token, outcome) for token, outcome in results]
         waiter = self._shell.wait(worker, epoch)
         try:
             self._shell.take(event)
-            await asyncio.wait((waiter,), timeout=timeout_s)
+            if not waiter.done():
+                await asyncio.wait((waiter,), timeout=timeout_s)
         finally:
             if not waiter.done():
                 self._shell.take(ev.EndPull(worker, epoch))
@@ -129,7 +131,7 @@ class Coordinator:
 
     async def commit(self, token: int, outcome: Mapping[str, Any]) -> Reply:
         """Report a finished request, its artifact stored: {accepted, reason}. May be repeated safely."""
-        return self._verdict("Commit", token=token, outcome=_untyped(outcome))
+        return self._commit(token, outcome)
 
     async def fail(self, token: int, reason: str) -> Reply:
         """The request could not be made: {accepted, reason}. Others will try, three times in all."""
@@ -166,7 +168,7 @@ class Coordinator:
         self._shell.apply("Cancel", kind=kind, iteration=iteration, reason=reason)
 
     async def collect(self, since: int, timeout_s: float) -> Reply:
-        """Fates from number `since` on, waiting for the first one: {items, next, drafts_complete}.
+        """Fates from number `since` on, waiting for the first ones: {items, next, drafts_complete}.
 
         An item is {fate: "committed", request, outcome} or {fate: "cancelled", request, reason}. Asking
         from n on says that all before n have arrived and may be forgotten.
@@ -178,6 +180,7 @@ class Coordinator:
             shell.news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(shell.news.wait(), timeout_s)
+                await asyncio.sleep(GATHER_S)
         complete = shell.drafting is not None and shell.drafting.planner.complete
         items = list(shell.results)
         return {"items": items, "next": self._num_collected + len(items), "drafts_complete": complete}
@@ -224,6 +227,9 @@ class Coordinator:
         """Cancel what is unfinished, send the workers home, close the journal."""
         self._shell.apply("Stop", reason=reason)
         self._shell.journal.close()
+
+    def _commit(self, token: int, outcome: Mapping[str, Any]) -> Reply:
+        return self._verdict("Commit", token=token, outcome=_untyped(outcome))
 
     def _verdict(self, name: str, **fields: Any) -> Reply:
         answer = self._shell.apply(name, **fields)[0]

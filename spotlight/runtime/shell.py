@@ -44,16 +44,17 @@ class Shell:
         now = time.monotonic()
         commands = self.scheduler.on(event, now)
         if commands or not isinstance(event, ev.Tick):
+            encoded = ev.encode(event)
             record = {
                 "type": "on",
                 "now": now,
-                "event": ev.encode(event),
+                "event": encoded,
                 "commands": [ev.encode(command) for command in commands],
             }
             if self.drafting and (answers := self.drafting.take_answers()):
                 record["drafts"] = answers
             self.journal.append(record)
-        self._carry_out(event, commands)
+            self._carry_out(encoded, commands)
         return commands
 
     def apply(self, name: str, **fields: Any) -> list[ev.Command]:
@@ -106,7 +107,7 @@ class Shell:
 
     # ------------------------------------------------------------------------------------ commands
 
-    def _carry_out(self, event: ev.Event, commands: list[ev.Command]) -> None:
+    def _carry_out(self, event: Reply, commands: list[ev.Command]) -> None:
         batches: dict[tuple[str, int], list[ev.Grant]] = {}
         for command in commands:
             match command:
@@ -119,9 +120,8 @@ class Shell:
                 case ev.StateDropped(request=request):
                     self.states.pop(request, None)
                 case ev.Accepted(request=request, again=False):
-                    assert isinstance(event, ev.Commit)
-                    outcome = ev.encode(event.outcome)
-                    self._settle(request, {"fate": "committed", "request": request, "outcome": outcome})
+                    made = {"fate": "committed", "request": request, "outcome": event["outcome"]}
+                    self._settle(request, made)
                 case ev.Cancelled(request=request, reason=reason):
                     self._settle(request, {"fate": "cancelled", "request": request, "reason": reason})
         for (worker, epoch), grants in batches.items():
