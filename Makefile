@@ -35,13 +35,14 @@ integration: setup   ## real local Ray clusters, real kills
 	$(BIN)/pytest -m "ray and not cloud and not gpu"
 
 cloud-test: setup    ## real SkyPilot against a cloud in a box; needs root and the packages of `make cloud-packages`
-	$(BIN)/pytest -s -m cloud
+	$(BIN)/pytest -s -rs --durations=0 --durations-min=20 -m cloud
 
 cloud: setup         ## a shell on the laptop of a cloud in a box: `spotlight launch` works there; needs root
 	$(BIN)/python tests/cloud/box/box.py
 
 cloud-packages:      ## what a cloud in a box needs of Debian or Ubuntu
-	apt-get install -y --no-install-recommends iproute2 openssh-server openssh-client rsync sudo util-linux
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+	  iproute2 openssh-server openssh-client procps python3 rsync sudo util-linux
 
 check: lint unit
 

@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 from spotlight import config as configuration
 from spotlight import names
 from spotlight.config import RunConfig
-from spotlight.errors import ConfigError, DataError, NotFoundError, SpotlightError, UserError
+from spotlight.errors import ConfigError, NotFoundError, SpotlightError, UserError
 
 if TYPE_CHECKING:
     from spotlight.core.capacity import Plan
     from spotlight.core.history import Verdict
-    from spotlight.observe.bill import RunCost
     from spotlight.observe.cost_report import By, CostReport
     from spotlight.observe.doctor import Check
     from spotlight.observe.status import Status
-    from spotlight.provision.prices import PriceBook
     from spotlight.rl.rewards.server import RewardServer
 
 CONFIG = "config.yaml"
@@ -52,8 +50,8 @@ def train(
         config = configuration.check(
             {**config.model_dump(), "cluster": {**config.cluster.model_dump(), "spot": spot}}
         )
-    folder = names.run_dir(name or _name(base_name, resume))
-    _check_data(config)
+    folder = names.run_dir(_name(base_name, resume) if name is None else name)
+    _check_parts(config, here=True)
     preemptions = _preemptions(config, preempt)
     _open_folder(folder, config, resume)
 
@@ -63,17 +61,18 @@ def train(
 
 
 def plan(gpus: str, *, spot_ratio: float = 0.75, infra: str | None = None) -> Plan:
-    """What `gpus` ("H100:64") would be rented as, and for how much; nothing is created.
+    """What `gpus` ("H100:64") would be rented as, and for how much now; nothing is created.
 
     Raises UserError, CredentialError (no SkyPilot, no login) or CapacityError (nobody offers that).
     """
     from spotlight.core import capacity
-    from spotlight.provision import skypilot
+    from spotlight.provision import live, prices, skypilot
 
     requests = capacity.parse_gpus(gpus)
     capacity.check_ratio(spot_ratio)
     cloud, region = skypilot.parse_infra(infra)
-    return capacity.make_plan(requests, spot_ratio, skypilot.offers(requests, cloud, region))
+    offers = skypilot.offers(requests, cloud, region)
+    return live.plan_at_prices_of_now(requests, spot_ratio, offers, prices.cache(names.home()), time.time())
 
 
 def launch(
@@ -105,10 +104,10 @@ def launch(
     cluster = {**config.cluster.model_dump(), "spot": num_spot, "gpus_per_node": gpus}
     cluster["start_with"] = min(cluster["start_with"], num_spot)
     config = configuration.check({**config.model_dump(), "cluster": cluster})
-    folder = names.run_dir(name or _name(base_name, False))
+    folder = names.run_dir(_name(base_name, False) if name is None else name)
     place = f"{store.rstrip('/')}/{folder.name}"
     launched = Launch(run=folder.name, store=place, rows=plan.rows, image=image).check()
-    _check_data(config)
+    _check_parts(config, here=False)
     _check_store(store, folder.name)
     _open_folder(folder, config, resume=False)
     launched.save(folder)
@@ -118,6 +117,7 @@ def launch(
 
 def down(run: str) -> int:
     """End every machine of a run and return how many there were; 0 machines are left when this returns."""
+    from spotlight import books
     from spotlight.observe.progress import ProgressLog
     from spotlight.provision import rent
     from spotlight.provision.launch import Launch
@@ -125,6 +125,7 @@ def down(run: str) -> int:
     folder = _existing(run)
     ended = rent.give_back(Launch.load(folder))
     refresh(run, everything=True)
+    books.ledger(folder, time.time())  # now, since clouds forget the dead within hours
     (folder / DOWN).touch()
     if status(run).state not in ("finished", "failed"):
         log = ProgressLog(folder, None)
@@ -226,15 +227,19 @@ def cost_report(
     by: By = "price-class",
     target: float | None = None,
     live: bool = False,
+    invoice: Path | None = None,
 ) -> CostReport:
-    """What a run cost (without a name, the newest; or all runs), from its journal alone.
+    """What a run cost (without a name, the newest; or all runs), from its journal and its cloud's record.
 
     `since_s` (UTC seconds) leaves out what was before; `target` asks for the cost up to that held-out score;
-    `live` asks EC2 for the spot prices that were in force instead of taking what the run recorded.
+    `live` asks EC2 for the spot prices that were in force instead of taking what the run recorded; `invoice` is a
+    cloud's bill, whose amounts replace ours for good.
     """
+    from spotlight import books
     from spotlight.observe import bill
     from spotlight.observe import status as model
     from spotlight.provision import prices
+    from spotlight.provision.launch import FILE
 
     home = names.home()
     if all_runs:
@@ -243,29 +248,15 @@ def cost_report(
         folders = [_existing(run) if run is not None else model.newest(home)]
     if not folders:
         raise NotFoundError(f"no run in {home / 'runs'} yet", hint="spotlight train   starts one")
+    for folder in folders:
+        if (folder / FILE).is_file():
+            refresh(folder.name, everything=True)
+    if invoice is not None:
+        books.reconcile(folders, invoice, time.time())
     book, now_s = prices.default_book(home), time.time()
-    costs = [_run_cost(folder, book, now_s, live=live, tolerant=all_runs) for folder in folders]
+    costs = [books.run_cost(folder, book, now_s, live_prices=live, tolerant=all_runs) for folder in folders]
     rented = prices.h100_prices(book)
     return bill.build(costs, prices.load_rules(), now_s, since_s=since_s, by=by, target=target, rented=rented)
-
-
-def _run_cost(folder: Path, book: PriceBook, now_s: float, *, live: bool, tolerant: bool) -> RunCost:
-    """Ledger and scores of a run. `tolerant`: a run that cannot be read must not hide the others."""
-    from spotlight.core.ledger import Ledger, ledger_from_records
-    from spotlight.observe import bill, journal, metrics
-    from spotlight.provision import prices
-
-    try:
-        ledger = ledger_from_records(journal.read(folder / "journal"))
-    except (DataError, NotFoundError) as error:
-        if not tolerant:
-            raise
-        return bill.RunCost(folder.name, Ledger(warnings=(f"left out, not readable: {error}",)))
-    if live:
-        from spotlight.provision import aws
-
-        ledger = aws.lived_prices(ledger, now_s)
-    return bill.RunCost(folder.name, prices.fill(ledger, book), bill.scores_of(metrics.read(folder)))
 
 
 def _existing(run: str) -> Path:
@@ -298,10 +289,16 @@ def _check_store(store: str, run: str) -> None:
     bucket.put_new("launched", run.encode())
 
 
-def _check_data(config: RunConfig) -> None:
-    """Read the prompt files before anything is created."""
-    from spotlight.rl import data
+def _check_parts(config: RunConfig, *, here: bool) -> None:
+    """Look for model and rewards and read the prompt files before anything is created. `here`: it runs here."""
+    from spotlight.rl import data, registry
 
+    registry.check_model(config.model.kind, here=here)
+    for reward in (*config.reward.train, config.reward.held_out):
+        registry.check_reward(reward, here=here)
+    path = config.model.path or ""
+    if here and path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
+        raise NotFoundError(f"model.path: there is no folder {path[:200]!r}")
     data.load(config.data.validation)
     data.batch(data.load(config.data.train), 0, config.data.prompts_per_iteration, config.seed)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,11 +55,15 @@ def cost_report(
     live: Annotated[
         bool, typer.Option("--live", help="Ask EC2 for the spot prices that were in force.")
     ] = False,
+    invoice: Annotated[
+        Path | None,
+        typer.Option("--bill", metavar="FILE", help="AWS Cost and Usage Report (CSV): what was charged."),
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Lines and total as CSV.")] = False,
 ) -> None:
     """Tell what a run cost: total last, with the source and date of every price.
 
-    Amounts are estimates until a machine is reconciled with the cloud's bill.
+    Amounts are estimates until a machine is reconciled with the cloud's bill, once for good, by --bill.
     """
     from spotlight import api
 
@@ -68,7 +73,9 @@ def cost_report(
     if as_csv and out.json:
         raise UserError("--csv and --json exclude each other")
     since_s = -math.inf if since is None else parse_since(since, time.time())
-    report = api.cost_report(run, all_runs=all_runs, since_s=since_s, by=by.value, target=target, live=live)
+    report = api.cost_report(
+        run, all_runs=all_runs, since_s=since_s, by=by.value, target=target, live=live, invoice=invoice
+    )
     if out.json:
         out.document(report.to_dict())
     elif as_csv:

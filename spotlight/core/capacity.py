@@ -182,7 +182,9 @@ def _plan(requests: Sequence[GpuRequest], machines: Sequence[_Machine], spot_rat
             zones = f"cheapest of {len(machine.spot)} zones, {_saved(machine)} below on-demand"
             rows.append(_row(machine, spot, "spot", "explorer", zones))
     everything = sum((m.on_demand.usd_per_h * n for m, n in zip(machines, nodes, strict=True)), Decimal(0))
-    return Plan(tuple(rows), everything, machines[0].on_demand.source)
+    sources = [machines[0].on_demand.source]
+    sources += [m.spot[0].source for m, n, kept in zip(machines, nodes, on_demand, strict=True) if n > kept]
+    return Plan(tuple(rows), everything, ", ".join(dict.fromkeys(sources)))
 
 
 def _on_demand_nodes(nodes: Sequence[int], machines: Sequence[_Machine], spot_ratio: float) -> list[int]:

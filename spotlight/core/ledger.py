@@ -171,8 +171,8 @@ def name(key: NodeKey) -> str:
 
 
 def _outranks(new: Any, old: Any) -> bool:
-    """Which of two records of the same event counts: a cloud's word about an end, else the earlier."""
-    if isinstance(new, NodeEnded):
+    """Which of two records of the same event counts: a cloud's word about a machine, else the earlier."""
+    if isinstance(new, NodeUp | NodeEnded):
         own_new, own_old = new.source == OWN_SOURCE, old.source == OWN_SOURCE
         if own_new != own_old:
             return own_old

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +13,6 @@ import botocore.exceptions
 from botocore.config import Config
 
 from spotlight.core.cost import EndReason, Market, PricePoint, amount
-from spotlight.core.ledger import Ledger
 from spotlight.errors import CredentialError, PreconditionError
 from spotlight.provision.base import NodeState
 from spotlight.provision.ends import CloudEnd
@@ -105,25 +103,6 @@ def spot_series(ec2: Any, instance_type: str, zone: str, start_s: float, end_s: 
         for row in _history(ec2, instance_type, zone, start_s, end_s)
     }
     return [points[at_s] for at_s in sorted(points)]
-
-
-def lived_prices(ledger: Ledger, now_s: float, connect: Callable[[str], Any] = client) -> Ledger:
-    """The ledger with the spot prices that were in force while its EC2 machines lived, asked of EC2.
-
-    `connect` makes a client for a region. Raises CredentialError or PreconditionError.
-    """
-    spans: dict[Market, tuple[float, float]] = {}
-    for item in ledger.intervals:
-        if item.cloud == "aws" and item.price_class == "spot" and item.up_s is not None:
-            end_s = now_s if item.ended_s is None else item.ended_s
-            start_s, last_s = spans.get(item.market(), (item.up_s, end_s))
-            spans[item.market()] = min(start_s, item.up_s), max(last_s, end_s)
-    clients = {region: connect(region) for region in {market.region for market in spans}}
-    found = {
-        market: spot_series(clients[market.region], market.instance_type, market.zone, *span)
-        for market, span in spans.items()
-    }
-    return replace(ledger, prices={**ledger.prices, **{m: tuple(p) for m, p in found.items() if p}})
 
 
 def _history(

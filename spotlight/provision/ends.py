@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spotlight.core.cost import EndReason, NodeEnded
+from spotlight.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,16 @@ class EndSource(Protocol):
 
         Raises CredentialError if the cloud refuses us, PreconditionError if it cannot be reached.
         """
+
+
+def end_source(cloud: str, region: str) -> EndSource:
+    """The source of one region. Raises UserError for a cloud that cannot be asked."""
+    if cloud == "aws":
+        from spotlight.provision import aws
+
+        return aws.Ec2Ends(aws.client(region))
+    if cloud == "gcp":
+        from spotlight.provision import gcp
+
+        return gcp.GceEnds(gcp.default_project())
+    raise UserError(f"no support for the cloud {cloud[:40]!r}", hint="--infra aws/REGION or gcp/REGION")

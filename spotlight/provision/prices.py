@@ -1,6 +1,6 @@
 """What a machine costs now, from whom we know it, and since when.
 
-Sources, all as `Quote`s: live ones (`aws.spot_quotes`), SkyPilot's catalog on disk, the last live prices kept
+Sources, all as `Quote`s: live ones (`live`), SkyPilot's catalog on disk, the last live prices kept
 in a cache file, and a small table in this package. Catalogs hold errors, so every quote passes `screen`. A
 price that nobody knows is None, never 0; one that is only a substitute says so in its source.
 """
@@ -89,7 +89,12 @@ class PriceBook:
 
 def default_book(home: Path) -> PriceBook:
     """Everything known without asking the network: last known live prices, SkyPilot's catalog, our table."""
-    return PriceBook([*PriceCache(home / "prices.json").load(), *catalog_quotes(), *packaged_quotes()])
+    return PriceBook([*cache(home).load(), *catalog_quotes(), *packaged_quotes()])
+
+
+def cache(home: Path) -> PriceCache:
+    """The last live prices that this machine has seen."""
+    return PriceCache(home / "prices.json")
 
 
 def h100_prices(book: PriceBook) -> dict[PriceClass, PricePoint]:

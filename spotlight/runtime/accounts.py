@@ -6,8 +6,10 @@ afterwards the accounts open the journal themselves, to write down how the last 
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
@@ -18,9 +20,10 @@ from spotlight.config import BudgetConfig
 from spotlight.core import cost
 from spotlight.core.billing import BillingRule, bill
 from spotlight.core.budget import BudgetGuard, Forecast
-from spotlight.core.cost import EndReason, Market, PriceClass, PricePoint
+from spotlight.core.cost import EndReason, Market, PriceClass, PricePoint, Record
 from spotlight.core.ledger import Ledger, LedgerReader, ledger_from_records
 from spotlight.core.money import usd_of
+from spotlight.errors import SpotlightError
 from spotlight.names import home
 from spotlight.observe import journal
 from spotlight.observe.bill import what_if
@@ -29,6 +32,8 @@ from spotlight.provision import prices
 
 GPUS_PER_H100_MACHINE = 8
 LOCAL_RESERVE_S = 60.0  # a local checkpoint and the end of a few processes
+AskCloud = Callable[[Ledger], Iterable[Record]]  # what the cloud's own record adds to these books
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +49,30 @@ class Accounts:
     """The books of a run. Own machines are counted as what they would have cost as GPUs of a rented one.
 
     `rented` says which market a rented node is of, and how many GPUs it has; without it all machines are own.
+    `ask_cloud` is asked by `settle`, from a thread of its own.
     """
 
     def __init__(
-        self, folder: Path, budget: BudgetConfig, rented: Callable[[str], tuple[Market, int]] | None = None
+        self,
+        folder: Path,
+        budget: BudgetConfig,
+        rented: Callable[[str], tuple[Market, int]] | None = None,
+        ask_cloud: AskCloud = lambda _: (),
     ) -> None:
         self._folder = folder
         self._rented = rented
+        self._ask_cloud = ask_cloud
+        self._lock = (
+            threading.RLock()
+        )  # the fleet, the driver and whoever settles come from threads of their own
         self._up: set[str] = set()
         self._coordinator: Any = None
         self._waiting: list[dict[str, Any]] = []
         self._reader = LedgerReader()
         self._open: set[str] = set()
-        known = ledger_from_records(journal.read(folder)) if folder.is_dir() else Ledger()
+        known = ledger_from_records(journal.read(folder)) if journal.segments(folder) else Ledger()
+        # A head that goes on stands on the machine that it stood on; spot machines were ended with it.
+        self._standing = {i.key.node for i in known.intervals if rented and i.price_class == "on_demand"}
         self._book = NodeBook(self._append, known=known)
         self._began = time.time()
         self._guard = BudgetGuard(
@@ -67,13 +83,18 @@ class Accounts:
 
     def through(self, coordinator: Any) -> None:
         """From now on the coordinator writes; what happened before it was there goes first."""
-        self._coordinator = coordinator
-        for record in self._waiting:
-            coordinator.note.remote(record)
-        self._waiting.clear()
+        with self._lock:
+            self._coordinator = coordinator
+            for record in self._waiting:
+                coordinator.note.remote(record)
+            self._waiting.clear()
 
     def launched(self, node: str, price_class: PriceClass, role: str) -> None:
         """A machine was asked for; one of our own is there at once."""
+        if node in self._standing:
+            self._open.add(node)
+            self._up.add(node)
+            return
         market, gpus = Market("local", "", "", "this machine", price_class), 1
         if self._rented is not None:
             market, gpus = self._rented(node)
@@ -107,9 +128,17 @@ class Accounts:
             self._up.discard(node)
             self._book.ended(node, reason)
 
+    def settle(self) -> None:
+        """Take over what the cloud's own record says of the machines. A cloud that does not answer changes nothing."""
+        try:
+            for record in self._ask_cloud(self._ledger()):
+                self._book.record(record)
+        except SpotlightError as error:
+            log.warning("the cloud's record of the machines: %s", error.message)
+
     def estimate(self) -> Estimate | None:
         """Rented machines at their prices, own ones as GPUs of an 8x H100 machine; None where no price is known."""
-        now, ledger = time.time(), self._reader.ledger()
+        now, ledger = time.time(), self._ledger()
         if self._rented is not None:
             return self._as_rented(ledger, now)
         if not self._h100:
@@ -124,7 +153,7 @@ class Accounts:
 
     def forecast(self) -> Forecast:
         """Whether the run may go on: `stop` says no, `reason` why."""
-        return self._guard.forecast(self._reader.ledger(), self._rules, time.time(), self._began)
+        return self._guard.forecast(self._ledger(), self._rules, time.time(), self._began)
 
     def close(self) -> None:
         """The coordinator is gone, and with it every machine that was still there."""
@@ -134,6 +163,7 @@ class Accounts:
         self._coordinator = None
         for node in sorted(self._open):
             self._book.ended(node, "user")
+        self.settle()
         for record in self._waiting:
             writer.append(record)
         self._waiting.clear()
@@ -141,11 +171,16 @@ class Accounts:
         writer.close()
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        self._reader.add(cost.decode(record))
-        if self._coordinator is None:
-            self._waiting.append(dict(record))
-        else:
-            self._coordinator.note.remote(dict(record))
+        with self._lock:
+            self._reader.add(cost.decode(record))
+            if self._coordinator is None:
+                self._waiting.append(dict(record))
+            else:
+                self._coordinator.note.remote(dict(record))
+
+    def _ledger(self) -> Ledger:
+        with self._lock:
+            return self._reader.ledger()
 
     def _as_rented(self, ledger: Ledger, now_s: float) -> Estimate:
         on_demand = replace(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ import yaml
 
 from spotlight import config as configuration
 from spotlight.config import RunConfig
-from spotlight.core.cost import PricePoint
+from spotlight.core.cost import PricePoint, Record
+from spotlight.core.ledger import Ledger
 from spotlight.core.zones import ZoneBook
 from spotlight.names import run_dir
-from spotlight.provision import rent, skypilot, templates
+from spotlight.provision import live, rent, skypilot, templates
 from spotlight.provision.base import Provider, Role
 from spotlight.provision.launch import FILE, Launch
 from spotlight.provision.machines import machine_list
 from spotlight.provision.reconcile import Reconciler
+from spotlight.provision.settle import settle
 from spotlight.runtime import local_run
 from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.driver import Emit
@@ -37,6 +40,7 @@ from spotlight.store.objects import open_store
 
 SENT = Path(templates.LAUNCH).expanduser()
 SKY_CONFIG = rent.SKY_CONFIG
+SETTLE_S = 30.0
 
 
 def run(environ: Mapping[str, str]) -> None:
@@ -66,6 +70,7 @@ class Cloud:
     def __init__(self, launch: Launch, folder: Path, address: str, tell: Emit) -> None:
         self._launch = launch
         self.store = launch.store
+        self._closing = threading.Event()
         self.session = Session(folder, at=f"{address}:{HEAD_PORT}", token=check_token(TOKEN))
         skypilot.warm_up()
         self._reconciler = self._make_reconciler(f"{address}:{HEAD_PORT}", tell)
@@ -74,9 +79,14 @@ class Cloud:
 
     def accounts(self, folder: Path, config: RunConfig) -> Accounts:
         """Books of rented machines, at the prices of the plan."""
-        accounts = Accounts(folder, config.budget, rented=self._launch.market)
+        accounts = Accounts(
+            folder,
+            config.budget,
+            rented=self._launch.market,
+            ask_cloud=self._ask,
+        )
         today = datetime.now(UTC).date().isoformat()
-        told: dict[str, Any] = {"at_s": time.time(), "source": "plan of the launch", "as_of": today}
+        told: dict[str, Any] = {"source": "plan of the launch", "as_of": today}
         for row in self._launch.rows:
             place: dict[str, Any] = {
                 "cloud": row.cloud,
@@ -93,12 +103,28 @@ class Cloud:
             if not spec.head:  # they came with the head's own cluster
                 accounts.launched(spec.name, "on_demand", "trainer")
                 accounts.up(spec.name)
+        self._settling = threading.Thread(target=self._settle, args=(accounts,), daemon=True, name="settle")
+        self._settling.start()
         return accounts
 
     def close(self) -> None:
         """End every spot node, then our Ray. This machine itself ends when it has been idle for a while."""
+        self._closing.set()
+        self._settling.join()
         self._reconciler.close()
         self.session.close()
+
+    def _ask(self, ledger: Ledger) -> Iterator[Record]:
+        """What the cloud's record adds to these books: machines, and on AWS the prices that were in force."""
+        now_s = time.time()
+        yield from settle(ledger, self._launch, now_s)
+        if self._launch.cloud == "aws":
+            known = {(point.market, point.at_s) for points in ledger.prices.values() for point in points}
+            yield from (p for p in live.in_force(ledger, now_s) if (p.market, p.at_s) not in known)
+
+    def _settle(self, accounts: Accounts) -> None:
+        while not self._closing.wait(SETTLE_S):
+            accounts.settle()
 
     def _make_reconciler(self, head: str, tell: Emit) -> Reconciler:
         launch, versions = self._launch, templates.versions()

@@ -19,7 +19,7 @@ from spotlight.core.billing import bill
 from spotlight.core.ledger import ledger_from_records
 from spotlight.core.money import usd_of
 from spotlight.errors import CredentialError, PreconditionError
-from spotlight.provision import aws
+from spotlight.provision import aws, live
 from spotlight.provision.base import NodeState
 from spotlight.provision.buckets import open_bucket
 from spotlight.provision.prices import load_rules
@@ -226,7 +226,7 @@ def test_the_prices_that_were_in_force_replace_what_the_run_had(world):
     ]  # fmt: skip
     with Stubber(world.ec2) as stub:
         stub.add_response("describe_spot_price_history", {"SpotPriceHistory": rows})
-        ledger = aws.lived_prices(ledger, hour + 9999, connect)
+        ledger = live.at_prices_in_force(ledger, live.in_force(ledger, hour + 9999, connect))
     found = bill(ledger, load_rules(), hour + 9999)
     assert asked == [REGION]
     assert [usd_of(charge.units) for charge in found.charges if charge.units] == [

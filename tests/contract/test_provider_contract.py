@@ -1,4 +1,7 @@
-"""One contract for everything that gives machines: this host, the fake cloud; the real one runs it in the box."""
+"""One contract for everything that gives machines: this host, the fake cloud; SkyPilot keeps it in a cloud in a box.
+
+What SkyPilot's machines go through there (`tests/cloud/test_provider_in_box.py`) is `provider_life`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 from fakes.fake_cloud import FakeCloud
+from provider_life import whole_life
 
 from spotlight.provision.base import NodeInfo, NodeSpec, NodeState, Role
 from spotlight.provision.local import LocalProvider
@@ -91,3 +95,7 @@ def test_nodes_are_independent(provider: Any) -> None:
         provider.launch(NodeSpec(name=name, role=Role.SPOT))
     provider.kill("s0")
     assert only(provider, "s1").state is NodeState.UP
+
+
+def test_the_life_that_the_real_cloud_is_put_through(provider: Any) -> None:
+    whole_life(provider, kill=lambda machine: provider.kill(machine.name))

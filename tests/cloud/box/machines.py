@@ -1,10 +1,10 @@
 """Makes the instances of moto's EC2 real: each is a network, mount, pid, uts and ipc namespace with an sshd.
 
-    python machines.py BOX SOURCE=TARGET...      in the box's own network namespace; SIGTERM ends all machines
+    python machines.py BOX SOURCE=TARGET...      in namespaces of its own; all machines end with it
 
 Every running instance gets its private address, its user and key from the cloud-init data that SkyPilot wrote, and a
 metadata service. A file `interrupt/<instance>` with seconds in it interrupts an instance as EC2 does: notice, then the
-machine is gone and EC2 says `Server.SpotInstanceTermination`. The machines see SOURCE at TARGET, read-only.
+machine is gone and EC2 says `Server.SpotInstanceTermination` and when. The machines see SOURCE at TARGET, read-only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import boto3
+import market
 import world
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
@@ -109,7 +109,7 @@ class Host:
         self.end(instance)
         found = ec2_backends[DEFAULT_ACCOUNT_ID][machine.region].get_instance(instance)
         found.terminate()
-        found._reason = ""
+        found._reason = time.strftime("Service initiated (%Y-%m-%d %H:%M:%S GMT)", time.gmtime())
         found.state_reason = StateReason("Server.SpotInstanceTermination", "Server.SpotInstanceTermination")
 
     def boot(self, region: str, found: dict) -> None:
@@ -140,6 +140,7 @@ class Host:
     def connect(self, machine: Machine) -> None:
         network, port = machine.network, f"v{machine.instance[-8:]}"
         run("ip", "netns", "add", network)
+        (machine.folder / "network").write_text(f"net:[{os.stat(f'/run/netns/{network}').st_ino}]")
         run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", network)
         run("ip", "link", "set", port, "master", "br0", "up")
         run("ip", "-n", network, "link", "set", "lo", "up")
@@ -152,6 +153,7 @@ class Host:
         layers = f"lowerdir={self.box / 'image'}:/,upperdir={folder / 'upper'},workdir={folder / 'work'}"
         run("mount", "-t", "overlay", "overlay", "-o", layers, str(root))
         run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(root / "root"))
+        run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", str(root / "tmp"))
         for source, place in self.shown.items():
             target = root / place.relative_to("/")
             target.mkdir(parents=True, exist_ok=True)
@@ -170,7 +172,6 @@ class Host:
         (root / "etc/profile.d/box.sh").write_text(PROFILE)
         bashrc = root / "home" / user / ".bashrc"
         bashrc.write_text(PROFILE + bashrc.read_text())
-        run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", str(root / "tmp"))
         (root / "run/sshd").mkdir(parents=True, exist_ok=True)
 
     def start(self, machine: Machine) -> None:
@@ -212,18 +213,7 @@ class Host:
             process.kill()
             process.wait()
         run("ip", "netns", "del", machine.network, check=False)
-        for _ in range(50):
-            run("umount", "-l", str(machine.root / "tmp"), check=False)
-            for path in [*self.shown.values(), Path("/root")]:
-                run("umount", "-l", str(machine.root / path.relative_to("/")), check=False)
-            if (
-                subprocess.run(["umount", str(machine.root)], capture_output=True, check=False).returncode
-                == 0
-            ):
-                break
-            time.sleep(0.1)
-        else:
-            run("umount", "-l", str(machine.root), check=False)
+        run("umount", "--recursive", "--lazy", str(machine.root))
         for name in ("upper", "work"):
             run("rm", "-rf", str(machine.folder / name), check=False)
         print("gone", instance, flush=True)
@@ -242,16 +232,15 @@ def main() -> None:
     os.environ.pop("AWS_CA_BUNDLE", None)
     server = ThreadedMotoServer(ip_address="0.0.0.0", port=PORT)
     server.start()
+    market.open_market(box / "refused.json")
     world.build(f"http://127.0.0.1:{PORT}", box / "home")
-    host, stop = Host(box, shown), []
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    Path("/run/netns").mkdir(exist_ok=True)
+    run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")  # names of networks are this box's own
+    host = Host(box, shown)
     (box / "ready").touch()
-    while not stop:
+    while True:
         host.step()
         time.sleep(0.5)
-    for instance in list(host.machines):
-        host.end(instance)
-    server.stop()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import boto3
 
 REGIONS = {"us-east-1": 0, "us-west-2": 16}  # third byte of the region's network 10.77.x.0/20
+DEARER = {"us-east-1": 1.0, "us-west-2": 1.1}
 VPC, ROLE, BUCKET = "spotlight-box", "skypilot-v1", "spotlight-box"
 ZONES_PER_REGION = 2
 GPU_IMAGES = ("skypilot:custom-gpu-ubuntu", "skypilot:custom-gpu-ubuntu-cuda13", "skypilot:custom-cpu-ubuntu")
@@ -84,9 +85,8 @@ def _machines(zones: dict[str, list[str]]) -> list[list[Any]]:
         memory_info = {"MemoryInfo": {"SizeInMiB": 81920}}
         info = {"Gpus": [{"Name": gpu, "Manufacturer": "NVIDIA", "Count": gpus, **memory_info}]}
         for region, ids in zones.items():
-            dearer = 1.0 if region == "us-east-1" else 1.1
             for i, zone in enumerate(ids):
-                prices = [usd * dearer, round(spot * dearer * (1 + 0.05 * i), 6)]
+                prices = [usd * DEARER[region], spot_usd(spot, region, i)]
                 what = [
                     kind,
                     gpu,
@@ -97,6 +97,11 @@ def _machines(zones: dict[str, list[str]]) -> list[list[Any]]:
                 ]
                 rows.append([*what, *prices, region, zone, "x86_64"])
     return rows
+
+
+def spot_usd(usd: float, region: str, zone: int) -> float:
+    """The catalog's spot price in the nth zone of a region."""
+    return round(usd * DEARER[region] * (1 + 0.05 * zone), 6)
 
 
 def _table(path: Path, header: str, rows: list[list[Any]]) -> None:
