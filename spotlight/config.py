@@ -102,6 +102,12 @@ class RewardConfig(Section):
     train: dict[str, float] = Field({"ocr_soft": 1.0}, description="reward name -> weight")
     held_out: str = Field("ocr", description="the validation score; never trained on")
 
+    @model_validator(mode="after")
+    def _there_is_something_to_train_on(self) -> RewardConfig:
+        if not any(self.train.values()):
+            raise ValueError("train needs a reward with a weight other than 0, as {ocr_soft: 1.0}")
+        return self
+
 
 class AlgorithmConfig(Section):
     """The loss."""
@@ -330,7 +336,12 @@ def _override(tree: dict[str, Any], text: str) -> None:
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"bad override {text[:80]!r}", hint="write --set section.key=value")
-    parsed = parse_yaml(f"value: {value}".encode(), f"--set {key}").get("value")
+    try:
+        written = f"value: {value}".encode()
+        key.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"bad override {text[:80]!a}: not UTF-8") from None
+    parsed = parse_yaml(written, f"--set {key}").get("value")
     *sections, leaf = key.strip().split(".")
     for name in sections:
         tree = tree.setdefault(name, {})

@@ -174,7 +174,7 @@ def _bring_up(
     fleet.start()
     trainer = ray.remote(TrainerActor).options(max_concurrency=2, **head)
     trainer = trainer.remote(place.tell(), coordinator, HEAD.name)
-    get(trainer.check.remote())
+    get(trainer.prepare.remote())
     accounts.ready(HEAD.name)
     _tell_head(tell, "ready")
     return Driver(

@@ -49,6 +49,25 @@ class TrainerActor:
         torch.set_num_threads(1)
         self._place = Place.of(place)
         self._config = self._place.config
+        self._coordinator, self._node = coordinator, node
+
+    def prepare(self) -> dict[str, Any]:
+        """Load everything and encode prompts, so that what cannot be is found before any work. Facts about the base.
+
+        The first call. Not in the constructor: Ray tells its failures as text, the errors of a call as themselves.
+        """
+        self._load()
+        self._encode_all()
+        transformer = self._adapter.transformer
+        return {
+            "model": self._adapter.name,
+            "base": self._adapter.base_id,
+            "parameters": sum(p.numel() for p in transformer.parameters()),
+            "trainable": sum(p.numel() for p in self._trainer.parameters.values()),
+            "device": str(batching.device_of(self._adapter)),
+        }
+
+    def _load(self) -> None:
         self._adapter = load_model(self._config.model)
         self._trainer = Trainer(self._adapter, self._config)
         self._studio = Studio(
@@ -61,28 +80,19 @@ class TrainerActor:
         self._artifacts = self._place.artifacts()
         self._ending = threading.Event()
         self._worker = self._place.worker(
-            coordinator=coordinator,
+            coordinator=self._coordinator,
             studio=self._studio,
             admit=self._admit,
-            name=f"{node}/0",
-            node=node,
+            name=f"{self._node}/0",
+            node=self._node,
             role="on_demand",
         )
 
-    def check(self) -> dict[str, Any]:
-        """Encode prompts, so that one the model cannot take is found before any work. Facts about the base."""
+    def _encode_all(self) -> None:
         for prompts in (self._prompts[:CHECKED_PROMPTS], self._validation):
             for start in range(0, len(prompts), ENCODED_AT_ONCE):
                 texts = [prompt.text for prompt in prompts[start : start + ENCODED_AT_ONCE]]
                 batching.encode(self._adapter, texts)
-        transformer = self._adapter.transformer
-        return {
-            "model": self._adapter.name,
-            "base": self._adapter.base_id,
-            "parameters": sum(p.numel() for p in transformer.parameters()),
-            "trainable": sum(p.numel() for p in self._trainer.parameters.values()),
-            "device": str(batching.device_of(self._adapter)),
-        }
 
     def publish(self, n: int) -> tuple[int, str, int]:
         """Store the weights that roll-outs use as version `n`."""

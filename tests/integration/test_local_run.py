@@ -185,6 +185,19 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, twice: bool) -> None:
     assert leftovers(tmp_path) == []
 
 
+def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    process = start(
+        tmp_path, "--spot", "0", "--name", "run", "--set", f"model.path={tmp_path / 'model'}", settings=()
+    )
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (5, ""), err
+    error = json.loads(err.splitlines()[-1])["error"]
+    assert (error["code"], error["hint"]) == ("not_found", "see model.path")
+    assert error["message"].startswith(f"no tiny checkpoint: {tmp_path / 'model'}")
+    assert leftovers(tmp_path) == []
+
+
 def test_without_spot_nodes_it_explores_nothing_and_says_so(tmp_path: Path) -> None:
     found = train(tmp_path, "--iterations", "2", "--spot", "0", "--name", "run")
     assert found["drafts"] == 0

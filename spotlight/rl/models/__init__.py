@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from spotlight.config import ModelConfig
 from spotlight.errors import ConfigError
-from spotlight.rl.registry import resolve
-
-ADAPTERS: dict[str, str] = {
-    "flux": "spotlight.rl.models.flux:load",
-    "qwen_image": "spotlight.rl.models.qwen_image:load",
-    "sd3": "spotlight.rl.models.sd3:load",
-    "tiny": "spotlight.rl.models.tiny:load",
-}
+from spotlight.rl.registry import MODELS, resolve
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -140,5 +133,5 @@ def configure(transformer: nn.Module, config: ModelConfig) -> None:
 
 def load_model(config: ModelConfig) -> ModelAdapter:
     """Load the adapter named by `config.kind`. Raises ConfigError, NotFoundError or IntegrityError."""
-    adapter: ModelAdapter = resolve(config.kind, ADAPTERS, "model.kind")(config)
+    adapter: ModelAdapter = resolve(config.kind, MODELS, "model.kind")(config)
     return adapter

@@ -16,31 +16,9 @@ import torch
 from torch import Tensor
 
 from spotlight.errors import ConfigError
-from spotlight.rl.registry import resolve
+from spotlight.rl.registry import REWARDS, WITH_WEIGHTS, resolve
 
 Metadata = Mapping[str, Any]
-
-REWARDS: dict[str, str] = {
-    "clip": "spotlight.rl.rewards.clip:ClipScore",
-    "geneval": "spotlight.rl.rewards.detector:reward",
-    "geneval_graded": "spotlight.rl.rewards.detector:graded_reward",
-    "geneval_shapes": "spotlight.rl.rewards.shapes:reward",
-    "geneval_shapes_graded": "spotlight.rl.rewards.shapes:graded_reward",
-    "jpeg_compressibility": "spotlight.rl.rewards.jpeg:JpegCompressibility",
-    "jpeg_incompressibility": "spotlight.rl.rewards.jpeg:JpegIncompressibility",
-    "ocr": "spotlight.rl.rewards.ocr:EditReward",
-    "ocr_soft": "spotlight.rl.rewards.ocr:SoftReward",
-    "pickscore": "spotlight.rl.rewards.pickscore:PickScore",
-    "vlm_ocr": "spotlight.rl.rewards.vlm_ocr:VlmOcr",
-}
-
-WITH_WEIGHTS = (
-    "clip",
-    "geneval",
-    "geneval_graded",
-    "pickscore",
-    "vlm_ocr",
-)  # a model from the hub or a folder
 
 
 @dataclass(frozen=True, slots=True)
