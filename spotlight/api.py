@@ -134,12 +134,16 @@ def down(run: str) -> int:
     return ended
 
 
-def check_cloud(store: str = "") -> list[Check]:
-    """Is the cloud side fit: logins, bucket, machines that nobody remembers. Takes a while: it asks the clouds."""
+def check_cloud(store: str = "", gpus: str = "") -> list[Check]:
+    """Is the cloud side fit: logins, clock, bucket, machines that nobody remembers; with `gpus` ("H100:64") also the
+    account's limits for such a plan. Takes a while: it asks the clouds.
+    """
     from spotlight.observe.doctor import Check
     from spotlight.provision import health
 
-    return [Check(*finding) for finding in health.examine(names.home() / "runs", store)]  # type: ignore[arg-type]
+    rows = plan(gpus).rows if gpus else ()
+    findings = health.examine(names.home() / "runs", store, rows)
+    return [Check(*finding) for finding in findings]  # type: ignore[arg-type]
 
 
 def refresh(run: str, *, everything: bool = False) -> str:

@@ -19,7 +19,12 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    cloud: Annotated[bool, typer.Option("--cloud", help="Also logins, bucket and stray machines.")] = False,
+    cloud: Annotated[
+        bool, typer.Option("--cloud", help="Also logins, clock, bucket and stray machines.")
+    ] = False,
+    gpus: Annotated[
+        str, typer.Option(metavar="TYPE:COUNT", help="Also the account's limits for such a launch.")
+    ] = "",
 ) -> None:
     """Check this machine, one line a finding; exit 3 when something would stop a run."""
     from spotlight import api
@@ -27,8 +32,8 @@ def doctor(
 
     out = output()
     checks = examine()
-    if cloud:
-        checks += api.check_cloud(os.environ.get(STORE, ""))
+    if cloud or gpus:
+        checks += api.check_cloud(os.environ.get(STORE, ""), gpus)
     failed = [check.name for check in checks if check.verdict == "fail"]
     if out.json and not failed:
         out.document([asdict(check) for check in checks])

@@ -43,14 +43,23 @@ _ENDED_BY_EC2 = re.compile(r"instance-(terminated|stopped|hibernated)-(?!by-user
 _REASON_TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
-def client(region: str, endpoint_url: str | None = None) -> Any:
-    """An EC2 client for a region. Raises CredentialError if boto3 knows no login."""
+def client(region: str, endpoint_url: str | None = None, *, service: str = "ec2") -> Any:
+    """A client of EC2, or of another service, for a region. Raises CredentialError if boto3 knows no login."""
     config = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=20)
     with _clear_errors():
         session = boto3.Session(region_name=region)
         if session.get_credentials() is None:
             raise CredentialError("no AWS login found", hint="aws configure, or set AWS_ACCESS_KEY_ID")
-        return session.client("ec2", config=config, endpoint_url=endpoint_url)
+        return session.client(service, config=config, endpoint_url=endpoint_url)
+
+
+def vcpu_limit(quotas: Any, code: str) -> float:
+    """How many vCPUs of a family may run at once; `quotas` is a client of "service-quotas".
+
+    Raises CredentialError or PreconditionError where we may not ask.
+    """
+    with _clear_errors():
+        return float(quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
 
 
 def bucket_login() -> tuple[Callable[[], Any] | None, dict[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import logging
 import os
 import re
@@ -43,6 +44,11 @@ _QUOTA = re.compile(
 _DENIED = re.compile(
     r"AuthFailure|UnauthorizedOperation|InvalidClientTokenId|ExpiredToken|credential", re.IGNORECASE
 )
+# As botocore words what EC2 answers, and as Compute Engine names it.
+_REFUSAL = re.compile(
+    r"(?<=An error occurred )\(\w+\)[^\n]*|[^\n]*(?:QUOTA_EXCEEDED|ZONE_RESOURCE_POOL_EXHAUSTED)[^\n]*"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _UNDER_WAY = ("PENDING", "RUNNING", "WAITING", "QUEUED")  # of a request to SkyPilot's server
 log = logging.getLogger(__name__)
 
@@ -120,6 +126,17 @@ def offers(requests: Sequence[GpuRequest], cloud: str | None, region: str | None
                 found += _catalog(sky, name, request, region)
     screened = screen(Quote(_market(offer), offer.usd_per_h, offer.source, as_of) for offer in found)
     return [offer for offer, quote in zip(found, screened, strict=True) if not quote.problem]
+
+
+def quota_code(instance_type: str, spot: bool) -> tuple[str, float]:
+    """(AWS's code of the limit that machines of a type count against, or "" if none is known; vCPUs of one)."""
+    sky = require()
+    from sky.catalog import aws_catalog
+
+    with contextlib.redirect_stdout(sys.stderr):
+        code = aws_catalog.get_quota_code(instance_type, spot)
+        vcpus, _ = sky.catalog.get_vcpus_mem_from_instance_type(instance_type, "aws")
+    return code if isinstance(code, str) else "", float(vcpus or 0)
 
 
 def _market(offer: Offer) -> Market:
@@ -264,7 +281,7 @@ class SkyProvider:
             while time.monotonic() < deadline:
                 (answer,) = sky.api_status(request_ids=[request])
                 if str(answer.status).rsplit(".", 1)[-1] not in _UNDER_WAY:
-                    sky.get(request)
+                    _result(sky, request, spec.name)
                     return
                 self._wait(1.0)
         except BaseException:  # Ctrl-C too: SkyPilot's server would go on without us
@@ -338,10 +355,26 @@ def _clear_errors(node: str) -> Iterator[None]:
         raise translated(error, node) from error
 
 
-def translated(error: Exception, node: str) -> SpotlightError:
-    """What SkyPilot said, as what the caller can do about it. Only quota in every place is a QuotaError."""
-    history = [str(item) for item in getattr(error, "failover_history", None) or [error]]
-    text = f"{node}: {' '.join(str(error).split())[:300]}"
+def _result(sky: Any, request: Any, node: str) -> None:
+    """The end of a launch. SkyPilot's exception names no cause; what the cloud said is in the request's log alone."""
+    try:
+        sky.get(request)
+    except Exception as error:  # whatever the clouds' packages raise
+        log_text = io.StringIO()
+        with contextlib.suppress(Exception):  # it ends in the same exception again
+            sky.stream_and_get(request, follow=False, output_stream=log_text)
+        raise translated(error, node, log_text.getvalue()) from error
+
+
+def translated(error: Exception, node: str, log_text: str = "") -> SpotlightError:
+    """What SkyPilot said, as what the caller can do about it. Only quota in every place is a QuotaError.
+
+    `log_text`: the launch's log, in which the cloud's refusals stand.
+    """
+    refusals = _REFUSAL.findall(_COLOUR.sub("", log_text))
+    history = refusals or [str(item) for item in getattr(error, "failover_history", None) or [error]]
+    said = "; ".join(dict.fromkeys(refusals)) or " ".join(_COLOUR.sub("", str(error)).split())
+    text = f"{node}: {said[:300]}"
     kind = type(error).__name__
     if kind == "ResourcesUnavailableError":
         if all(_QUOTA.search(item) for item in history):
@@ -349,7 +382,7 @@ def translated(error: Exception, node: str) -> SpotlightError:
         return CapacityError(text, hint="another region, another GPU type, or fewer")
     if kind in ("NoCloudAccessError", "InvalidCloudCredentials") or _DENIED.search(text):
         return CredentialError(text, hint="sky check")
-    return PreconditionError(f"{node}: {kind}: {' '.join(str(error).split())[:300]}")
+    return PreconditionError(f"{node}: {kind}: {said[:300]}")
 
 
 def _alive_last(machine: Machine) -> tuple[bool, float]:

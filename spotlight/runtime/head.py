@@ -23,6 +23,7 @@ from spotlight.config import RunConfig
 from spotlight.core.cost import PricePoint, Record
 from spotlight.core.ledger import Ledger
 from spotlight.core.zones import ZoneBook
+from spotlight.errors import ConfigError
 from spotlight.names import run_dir
 from spotlight.provision import live, rent, skypilot, templates
 from spotlight.provision.base import Provider, Role
@@ -36,6 +37,7 @@ from spotlight.runtime.driver import Emit
 from spotlight.runtime.mirror import Mirror
 from spotlight.runtime.node import HEAD_PORT, TOKEN, check_token, own_address
 from spotlight.runtime.session import Session
+from spotlight.runtime.trainers import Gpu
 from spotlight.store.objects import open_store
 
 SENT = Path(templates.LAUNCH).expanduser()
@@ -76,6 +78,16 @@ class Cloud:
         self._reconciler = self._make_reconciler(f"{address}:{HEAD_PORT}", tell)
         self._reconciler.start()
         self.spot: Provider = self._reconciler
+
+    def trainer_gpus(self, number: int) -> list[Gpu]:
+        """The GPUs of the on-demand machines, the head's first. Raises ConfigError for more than there are."""
+        gpus = [(spec.name, gpu) for spec in self._launch.specs(Role.ON_DEMAND) for gpu in range(spec.gpus)]
+        if number > len(gpus):
+            raise ConfigError(
+                f"cluster.trainers is {number}, but the on-demand machines have {len(gpus)} GPUs",
+                hint="0 takes all of them",
+            )
+        return gpus[: number or None]
 
     def accounts(self, folder: Path, config: RunConfig) -> Accounts:
         """Books of rented machines, at the prices of the plan."""

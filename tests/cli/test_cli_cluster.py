@@ -105,10 +105,11 @@ def test_down_says_how_many_there_were(run: Any) -> None:
     assert run("down", "nobody").code == 5
 
 
-def test_doctor_looks_at_the_cloud_when_asked(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_looks_at_the_cloud_when_asked(run: Any, api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTLIGHT_STORE", "s3://mine/x")
     assert "s3://mine/x refuses" not in run("doctor").out
-    result = run("doctor", "--cloud")
+    result = run("doctor", "--cloud", "--gpus", "H100:64")
+    assert api.calls == [{"check_cloud": "s3://mine/x", "gpus": "H100:64"}]
     assert result.code == 3
     assert "s3://mine/x refuses" in result.out
     assert "ask for access" in result.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import Any
 
 import pytest
 from box import Box
@@ -22,6 +23,7 @@ SMALL = (
     "iterations=60",
 )
 RUN = "boxed"
+GPUS = {"p5.4xlarge": 1, "g3.8xlarge": 2}
 PLAN = ("launch", "--gpus", "H100:64", "--spot-ratio", "0.75", "--dry-run")
 
 
@@ -58,6 +60,17 @@ def test_what_cannot_be_is_refused_before_anything_is_created(laptop: Laptop, ar
     assert laptop.machines() == {}
 
 
+def test_the_doctor_finds_login_clock_and_bucket_well(laptop: Laptop) -> None:
+    checks = json.loads(laptop.spotlight("doctor", "--cloud", "--gpus", "H100:8", "--json"))
+    laptop.phase("doctor")
+    found = {check["name"]: check for check in checks}
+    for name in ("login aws", "clock aws", "bucket", "SkyPilot's port"):
+        assert found[name]["verdict"] == "ok", found[name]
+    limits = [check["found"] for name, check in found.items() if name.startswith("limit aws/us-east-1")]
+    assert limits
+    assert all(text.startswith("unknown: ") for text in limits)  # moto has no quotas of EC2
+
+
 @pytest.mark.parametrize(
     ("refused", "said"),
     [("VcpuLimitExceeded", "error[quota]"), ("InsufficientInstanceCapacity", "error[capacity]")],
@@ -78,7 +91,7 @@ def lost(laptop: Laptop, box: Box) -> list[str]:
     """A run that was launched, has lost both spot machines, one of them without notice, and was taken down."""
     settings = [part for setting in SMALL for part in ("--set", setting)]
     launched = laptop.spotlight(
-        "launch", "tiny", "--gpus", "H100:3", "--spot-ratio", "0.67", "--infra", "aws/us-east-1",
+        "launch", "tiny", "--gpus", "H100:1,M60:4", "--spot-ratio", "0.8", "--infra", "aws/us-east-1",
         "--name", RUN, "--yes", "--json", *settings,
     )  # fmt: skip
     assert json.loads(launched)["run"] == RUN
@@ -111,12 +124,22 @@ def test_a_run_survives_the_loss_of_its_spot_machines(laptop: Laptop, lost: list
     assert [verdict for verdict in verdicts if not verdict["ok"]] == []
 
 
-def test_the_notice_comes_from_the_machines_own_metadata_service(box: Box, lost: list[str]) -> None:
+def heard(box: Box, kind: str) -> list[dict[str, Any]]:
+    """What the run's scheduler heard of that kind, from the journal."""
     folder = box.home / "spotlight/runs" / RUN / "journal"
-    journal = "".join(path.read_text() for path in folder.glob("*.jsonl"))
+    journal = "".join(path.read_text() for path in sorted(folder.glob("*.jsonl")))
     events = [json.loads(line).get("event", {}) for line in journal.splitlines()]
-    (notice,) = (event for event in events if event.get("type") == "Notice")
-    assert (notice["node"], notice["source"]) == ("s0", "aws")
+    return [event for event in events if event.get("type") == kind]
+
+
+@pytest.mark.usefixtures("lost")
+def test_the_notice_comes_from_the_machines_own_metadata_service(box: Box) -> None:
+    assert {(event["node"], event["source"]) for event in heard(box, "Notice")} == {("s0", "aws")}
+
+
+def test_a_spot_machine_has_an_explorer_on_each_of_its_gpus(box: Box, lost: list[str]) -> None:
+    joined = {event["worker"] for event in heard(box, "Join")}
+    assert {f"{node}/{gpu}" for node in lost for gpu in range(2)} <= joined
 
 
 @pytest.mark.usefixtures("lost")
@@ -129,18 +152,17 @@ def test_nothing_is_left_of_a_run_that_was_taken_down(laptop: Laptop, box: Box) 
 def test_node_hours_are_ec2s_own(laptop: Laptop) -> None:
     """Machine by machine, within a second: from EC2's launch time to the state change that it records."""
     report = json.loads(laptop.spotlight("cost-report", RUN, "--by", "node", "--json"))
-    ours = {line["name"]: line["gpu_hours"] * 3600 for line in report["lines"]}
+    gpu_s = {line["name"]: line["gpu_hours"] * 3600 for line in report["lines"]}
     print(laptop.spotlight("cost-report", RUN, "--by", "node"))
     launches: dict[str, int] = {}
     for life in laptop.lives(RUN):
         nth = launches[life.node] = launches.get(life.node, -1) + 1
         name = life.node if nth == 0 else f"{life.node}#{nth}"
         lived_s = life.ended_s - life.began_s
-        print(f"{name:6} {life.instance} {life.why:34} EC2 {lived_s:8.1f} s   report {ours[name]:8.1f} s")
-        assert ours.pop(name) == pytest.approx(
-            max(lived_s, 60.0), abs=1.0
-        )  # one GPU each; a minute is billed
-    assert ours == {}
+        ours_s = gpu_s.pop(name) / GPUS[life.kind]
+        print(f"{name:6} {life.instance} {life.why:34} EC2 {lived_s:8.1f} s   report {ours_s:8.1f} s")
+        assert ours_s == pytest.approx(max(lived_s, 60.0), abs=1.0)  # a minute is billed at least
+    assert gpu_s == {}
     assert launches.keys() == {"od0", "s0", "s1"}
     assert min(launches["s0"], launches["s1"]) >= 0
     assert not [note for note in report["notes"] if "end" in note]

@@ -17,6 +17,7 @@ GPU_IMAGES = ("skypilot:custom-gpu-ubuntu", "skypilot:custom-gpu-ubuntu-cuda13",
 MACHINES = (
     ("p5.48xlarge", "H100", 8, 192, 2048, 55.04, 17.2),
     ("p5.4xlarge", "H100", 1, 16, 256, 6.88, 2.15),
+    ("g3.8xlarge", "M60", 2, 32, 244, 2.28, 0.75),
     ("m6i.2xlarge", "", 0, 8, 32, 0.384, 0.15),
 )
 VMS = (
@@ -40,8 +41,11 @@ def build(endpoint: str, home: Path) -> None:
     _table(catalog / "aws" / "images.csv", IMAGES, images)
     _table(catalog / "aws" / "vms.csv", VMS, _machines(zones))
     _table(catalog / "aws" / "instance_quota_mapping.csv", QUOTAS, [])
-    _table(catalog / "common" / "accelerators.csv", "AcceleratorName,Clouds", [["H100", "AWS"]])
-    _table(catalog / "common" / "metadata.csv", "GPU,MemoryGB,Manufacturer", [["H100", 80, "nvidia"]])
+    gpus = sorted({gpu for _, gpu, *_ in MACHINES if gpu})
+    _table(catalog / "common" / "accelerators.csv", "AcceleratorName,Clouds", [[gpu, "AWS"] for gpu in gpus])
+    _table(
+        catalog / "common" / "metadata.csv", "GPU,MemoryGB,Manufacturer", [[g, 80, "nvidia"] for g in gpus]
+    )
     (home / ".sky" / "config.yaml").write_text(
         f"aws:\n  vpc_names: {VPC}\n  use_internal_ips: true\n  use_ssm: false\nallowed_clouds: [aws]\n"
     )

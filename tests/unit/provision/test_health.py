@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from botocore.stub import Stubber
 from fakes.fake_account import LAUNCH
 
+from spotlight.core.capacity import PlanRow
 from spotlight.errors import CredentialError
-from spotlight.provision import health, skypilot
+from spotlight.provision import aws, health, skypilot
 
 
 class Living:
@@ -70,6 +74,13 @@ def test_a_missing_login_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Health(BaseHTTPRequestHandler):
     body = b'{"status": "healthy"}'
+    date = "Mon, 02 Mar 2026 12:00:00 GMT"
+
+    def do_HEAD(self) -> None:
+        self.send_response_only(403)  # not for us; the time of day all the same
+        if self.date:
+            self.send_header("Date", self.date)
+        self.end_headers()
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -98,3 +109,85 @@ def test_a_free_port_is_well() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         assert health.check_port(probe.getsockname()[1])[1] == "ok"
+
+
+NOON_S = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
+
+
+class Timeless(Health):
+    date = ""
+
+
+@pytest.mark.parametrize(
+    ("handler", "ahead_s", "verdict", "found"),
+    [
+        (Health, 0.0, "ok", "agrees"),
+        (Health, 0.9, "ok", "agrees"),
+        (Health, 31.0, "warn", "30 s ahead"),
+        (Health, -30.0, "warn", "30 s behind"),
+        (Health, -301.0, "fail", "301 s behind"),
+        (Health, 3600.0, "fail", "3599 s ahead"),
+        (Timeless, 0.0, "warn", "unknown"),
+    ],
+)
+def test_the_clock_is_compared_with_the_clouds(
+    handler: type[Health], ahead_s: float, verdict: str, found: str
+) -> None:
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    finding = health.check_clock("aws", url, wall=lambda: NOON_S + ahead_s)
+    assert finding[:2] == ("clock aws", verdict)
+    assert finding[2].startswith(found)
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_cloud_that_cannot_be_reached_leaves_the_clock_unknown() -> None:
+    assert health.check_clock("gcp", "http://127.0.0.1:9")[1:3] == (
+        "warn", "unknown: http://127.0.0.1:9 does not tell the time (<urlopen error [Errno 111] Connection refused>)"
+    )  # fmt: skip
+
+
+SPOT = replace(LAUNCH.rows[1], nodes=3)
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, row: PlanRow, allowed: float | None) -> tuple[str, str, str, str]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    monkeypatch.setattr(
+        skypilot,
+        "quota_code",
+        lambda kind, spot: ("L-SPOT" if spot else "L-FULL", 192.0) if kind[0] == "p" else ("", 0.0),
+    )
+    quotas = aws.client("us-east-1", service="service-quotas")
+    asked = {"ServiceCode": "ec2", "QuotaCode": "L-SPOT" if row.price_class == "spot" else "L-FULL"}
+    with Stubber(quotas) as stub:
+        if allowed is None:
+            stub.add_client_error("get_service_quota", service_error_code="AccessDeniedException")
+        else:
+            stub.add_response("get_service_quota", {"Quota": {"Value": allowed}}, asked)
+        return health.check_limit(row, lambda region, service: quotas)
+
+
+def test_a_plan_within_the_limit_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limit(monkeypatch, SPOT, 576)[1:3] == ("ok", "576 vCPUs allowed, 576 planned (L-SPOT)")
+    assert limit(monkeypatch, LAUNCH.rows[0], 1e4)[0] == "limit aws/us-east-1 p5.48xlarge on-demand"
+
+
+def test_a_plan_beyond_the_limit_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, verdict, found, fix = limit(monkeypatch, SPOT, 0)
+    assert (name, verdict) == ("limit aws/us-east-1 p5.48xlarge spot", "fail")
+    assert found.startswith("0 vCPUs allowed, 576 planned")
+    assert "L-SPOT" in fix
+
+
+@pytest.mark.parametrize(
+    ("row", "allowed"),
+    [(SPOT, None), (replace(SPOT, instance_type="x1"), 5), (replace(SPOT, cloud="gcp"), 5)],
+)
+def test_a_limit_that_cannot_be_asked_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, row: PlanRow, allowed: float | None
+) -> None:
+    assert limit(monkeypatch, row, allowed)[1] == "warn"
+    assert limit(monkeypatch, row, allowed)[2].startswith("unknown: ")

@@ -42,6 +42,29 @@ def test_no_quota_is_told_from_no_capacity(history: list[str], kind: type) -> No
     assert found.message.startswith("s0: ")
 
 
+ATTEMPT = (
+    "W 12-01 12:47:08 instance.py:415] create_instances: Attempt failed with An error occurred ({}) when calling \
+the RunInstances operation (reached max retries: 0): {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("codes", "kind"),
+    [
+        (["VcpuLimitExceeded", "VcpuLimitExceeded"], QuotaError),
+        (["InsufficientInstanceCapacity", "VcpuLimitExceeded"], CapacityError),
+        (["InsufficientInstanceCapacity"], CapacityError),
+    ],
+)
+def test_the_cause_stands_in_the_log_alone(codes: list[str], kind: type) -> None:
+    """As SkyPilot 0.14.1 does it: the exception and its history say only that all zones were tried."""
+    log = "\n".join(f"\x1b[2m{ATTEMPT.format(code, 'none left')}\x1b[0m" for code in codes)
+    found = skypilot.translated(refusal("Failed to acquire resources in all zones in us-east-1. "), "s0", log)
+    assert type(found) is kind
+    assert found.message.startswith(f"s0: ({codes[0]}) when calling the RunInstances")
+    assert "\x1b" not in found.message
+
+
 def test_a_refused_login_and_anything_else_are_told_apart() -> None:
     assert type(skypilot.translated(Exception("UnauthorizedOperation: no"), "s0")) is CredentialError
     assert type(skypilot.translated(TimeoutError("ssh"), "s0")) is PreconditionError
@@ -90,6 +113,7 @@ class FakeSky:
     def __init__(self, cloud: FakeCloud, status: str = "SUCCEEDED") -> None:
         self.cloud, self.answer = cloud, status
         self.calls: list[str] = []
+        self.said = ""
         self.interrupt = False
         self.task: Any = None
         outer = self
@@ -132,7 +156,11 @@ class FakeSky:
 
     def get(self, request: str) -> None:
         if request == "request" and self.answer == "FAILED":
-            raise refusal("InsufficientInstanceCapacity")
+            raise refusal("Failed to acquire resources in all zones")
+
+    def stream_and_get(self, request: str, *, follow: bool, output_stream: Any) -> None:
+        output_stream.write(self.said)
+        self.get(request)
 
 
 @pytest.fixture
@@ -191,9 +219,16 @@ def test_ctrl_c_withdraws_the_order(cloud: FakeCloud, monkeypatch) -> None:
     assert sky.calls[-1] == "cancel request"
 
 
-def test_a_refused_launch_is_a_capacity_error(cloud: FakeCloud, monkeypatch) -> None:
-    with pytest.raises(CapacityError, match="s0"):
-        provider(FakeSky(cloud, "FAILED"), monkeypatch).launch(SPOT)
+@pytest.mark.parametrize(
+    ("code", "kind"), [("InsufficientInstanceCapacity", CapacityError), ("VcpuLimitExceeded", QuotaError)]
+)
+def test_a_refused_launch_says_what_the_cloud_said(
+    cloud: FakeCloud, monkeypatch, code: str, kind: type[Exception]
+) -> None:
+    sky = FakeSky(cloud, "FAILED")
+    sky.said = ATTEMPT.format(code, "none left")
+    with pytest.raises(kind, match=f"s0: .{code}"):
+        provider(sky, monkeypatch).launch(SPOT)
 
 
 def test_terminate_ends_the_machine_on_the_clouds_own_list(cloud: FakeCloud, monkeypatch) -> None:
