@@ -110,8 +110,9 @@ def trajectory_points(
     *,
     run_seed: int,
     device: torch.device,
+    with_noise: bool = True,
 ) -> Points:
-    """Points on the kept trajectories."""
+    """Points on the kept trajectories; the noise of their steps is drawn again where it is wanted."""
     samples = [batch[ref.sample] for ref in refs]
     places = [ref.step - sampler.window[0] for ref in refs]
     kept = [sample.kept for sample in samples]
@@ -119,10 +120,11 @@ def trajectory_points(
     noise = [
         step_noise(run_seed, s.row, s.seed, ref.step, s.latents.shape)
         for s, ref in zip(samples, refs, strict=True)
+        if with_noise
     ]
     return Points(
         x=_stack([k[place] for k, place in zip(kept, places, strict=True) if k is not None], device),
-        noise=_stack(noise, device),
+        noise=_stack(noise, device) if noise else None,
         x_next=_stack([k[place + 1] for k, place in zip(kept, places, strict=True) if k is not None], device),
         old_log_prob=_stack(
             [p[at] for p, at in zip(log_probs, places, strict=True) if p is not None], device

@@ -103,11 +103,12 @@ def denoise(
     for state in states:
         _check_resumable(state, sampler, keep_trajectory)
     while moving := [i for i, state in enumerate(states) if state.step < sampler.steps]:
+        some = len(moving) < len(states)
         moved = _advance(
             adapter,
             sampler,
-            conditioning.index(moving),
-            None if negative is None else negative.index(moving),
+            conditioning.index(moving) if some else conditioning,
+            negative.index(moving) if negative is not None and some else negative,
             [states[i] for i in moving],
             run_seed,
             keep_trajectory,
@@ -134,22 +135,34 @@ def _advance(
     t = torch.tensor([sampler.sigmas[step] for step in steps])
     v = batching.velocity(adapter, x, t, cond, negative=negative, cfg=sampler.cfg)
     x_next = sampler.step(x, v, steps, _noise(sampler, states, run_seed).to(device))
-    drawn = [i for i, step in enumerate(steps) if keep and step in sampler.stochastic_steps]
-    log_probs = dict.fromkeys(range(len(states)), torch.empty(0))
-    if drawn:
-        values = sampler.log_prob(x_next[drawn], x[drawn], v[drawn], [steps[i] for i in drawn]).cpu()
-        log_probs |= {i: values[j : j + 1] for j, i in enumerate(drawn)}
-    x_next = x_next.cpu()
+    log_probs = _log_probs(sampler, x_next, x, v, steps) if keep else {}
     return [
-        replace(
-            state,
-            step=state.step + 1,
-            latents=x_next[i].clone(),
-            kept=_with_latents(state, sampler) if keep else state.kept,
-            log_probs=torch.cat([state.log_probs, log_probs[i]]),
-        )
-        for i, state in enumerate(states)
+        _moved(state, sampler, latents, log_probs.get(i), keep)
+        for i, (state, latents) in enumerate(zip(states, x_next.cpu(), strict=True))
     ]
+
+
+def _log_probs(sampler: Sampler, x_next: Tensor, x: Tensor, v: Tensor, steps: list[int]) -> dict[int, Tensor]:
+    """(1,) of each row whose step drew noise."""
+    drawn = [i for i, step in enumerate(steps) if step in sampler.stochastic_steps]
+    if not drawn:
+        return {}
+    if len(drawn) < len(steps):
+        x_next, x, v, steps = x_next[drawn], x[drawn], v[drawn], [steps[i] for i in drawn]
+    return dict(zip(drawn, sampler.log_prob(x_next, x, v, steps).cpu().split(1), strict=True))
+
+
+def _moved(
+    state: DenoiseState, sampler: Sampler, latents: Tensor, log_prob: Tensor | None, keep: bool
+) -> DenoiseState:
+    """The state a step later; `latents` is a row of a batch, which it must not keep alive."""
+    kept, log_probs = state.kept, state.log_probs
+    start, stop = sampler.window
+    if keep and start < stop and start <= state.step <= stop:
+        kept = torch.cat([kept, state.latents[None]])
+    if log_prob is not None:
+        log_probs = torch.cat([log_probs, log_prob])
+    return replace(state, step=state.step + 1, latents=latents.clone(), kept=kept, log_probs=log_probs)
 
 
 def _noise(sampler: Sampler, states: Sequence[DenoiseState], run_seed: int) -> Tensor:
@@ -161,13 +174,6 @@ def _noise(sampler: Sampler, states: Sequence[DenoiseState], run_seed: int) -> T
             for state in states
         ]
     )
-
-
-def _with_latents(state: DenoiseState, sampler: Sampler) -> Tensor:
-    start, stop = sampler.window
-    if start < stop and start <= state.step <= stop:
-        return torch.cat([state.kept, state.latents[None]])
-    return state.kept
 
 
 def _check_resumable(state: DenoiseState, sampler: Sampler, keep: bool) -> None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 INITIAL = -1  # the step whose noise is the initial latent
@@ -25,7 +27,7 @@ def generator(purpose: str, *key: int) -> np.random.Generator:
     """A fresh generator for `purpose` and a tuple of integers; different keys give independent streams."""
     text = "/".join([purpose, *(str(int(part)) for part in key)])
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    return np.random.Generator(np.random.Philox(_Key(digest)))  # type: ignore[arg-type]
 
 
 def initial_noise(run_seed: int, row: int, seed: int, shape: Sequence[int]) -> Tensor:
@@ -43,6 +45,18 @@ def step_noise(run_seed: int, row: int, seed: int, step: int, shape: Sequence[in
 def forward_noise(run_seed: int, row: int, seed: int, update: int, step: int, shape: Sequence[int]) -> Tensor:
     """The eps of a forward-process training point, apart from every noise that samples are made with."""
     return _normal(shape, "forward", run_seed, row, seed, update, step)
+
+
+class _Key(ISeedSequence):
+    """128 bits as Philox's key. `Philox(key=...)` gathers entropy first, only to throw it away: three times slower."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._words = np.frombuffer(digest, "<u8")
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        """The two words that Philox asks for."""
+        assert (n_words, np.dtype(dtype)) == (2, np.dtype(np.uint64))
+        return self._words
 
 
 def _normal(shape: Sequence[int], purpose: str, *key: int) -> Tensor:

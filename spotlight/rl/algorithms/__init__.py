@@ -30,8 +30,9 @@ RATIO_DEVIATION = "ratio_dev"  # the metric |ratio - 1|: its largest is reported
 class Points:
     """B training points; latents are (B, *latent_shape), the rest (B,), all fp32.
 
-    On a kept trajectory `x` is x_t, `x_next` what the sampler made of it and `noise` its z. In the forward
-    process x = (1 - t) `clean` + t `noise`, and `x_next` and `old_log_prob` are None.
+    On a kept trajectory `x` is x_t, `x_next` what the sampler made of it and `noise` its z, which is None for an
+    algorithm that does without. In the forward process x = (1 - t) `clean` + t `noise`, and `x_next` and
+    `old_log_prob` are None.
     """
 
     x: Tensor
@@ -39,7 +40,7 @@ class Points:
     steps: tuple[int, ...]  # the denoising step of each point
     advantage: Tensor
     clean: Tensor
-    noise: Tensor
+    noise: Tensor | None
     x_next: Tensor | None = None
     old_log_prob: Tensor | None = None
 
@@ -48,6 +49,7 @@ class Algorithm(Protocol):
     """What the trainer must know of a loss."""
 
     needs_trajectory: bool  # points lie on the kept trajectory; otherwise on the forward process
+    needs_noise: bool  # that of the trajectory; the forward process always has its own
     needs_old: bool  # the velocity under the old weights
     needs_base: bool  # the velocity under the base model
     samples_from_old: bool  # roll-outs use the old weights, not the trained ones

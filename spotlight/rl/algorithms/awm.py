@@ -19,6 +19,7 @@ class AWM:
     """Needs only (seed, clean latent, reward) of a sample, and the weights the iteration began with."""
 
     needs_trajectory = False
+    needs_noise = False
     needs_old = True
     samples_from_old = False
 
@@ -36,6 +37,7 @@ class AWM:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics of every point, (B,)."""
         assert old is not None
+        assert points.noise is not None
         target = points.noise - points.clean
         log_ratio = mean_square(old - target) - mean_square(v - target)
         loss, metrics = clipped_objective(log_ratio, points.advantage, self._clip)

@@ -24,6 +24,7 @@ class FlowGRPO:
     """Needs the kept trajectory and its log-probabilities; the base model only when `kl` > 0."""
 
     needs_trajectory = True
+    needs_noise = False
     needs_old = False
     samples_from_old = False
 
@@ -41,14 +42,21 @@ class FlowGRPO:
         self, points: Points, v: Tensor, *, old: Tensor | None = None, base: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics of every point, (B,)."""
-        assert points.x_next is not None
-        assert points.old_log_prob is not None
-        log_prob = self._sampler.log_prob(points.x_next, points.x, v, points.steps)
-        loss, metrics = clipped_objective(log_prob - points.old_log_prob, points.advantage, self._clip)
+        loss, metrics = self.objective(points, v)
         if base is None:
             return loss, metrics
         kl = gaussian_kl(self._sampler, points, v, base)
         return loss + self._kl * kl, metrics | {"kl": kl.detach()}
+
+    def objective(self, points: Points, v: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss without its KL term, and the metrics, (B,)."""
+        return clipped_objective(self.log_ratio(points, v), points.advantage, self._clip)
+
+    def log_ratio(self, points: Points, v: Tensor) -> Tensor:
+        """(B,): log p - log p_old."""
+        assert points.x_next is not None
+        assert points.old_log_prob is not None
+        return self._sampler.log_prob(points.x_next, points.x, v, points.steps) - points.old_log_prob
 
 
 def gaussian_kl(sampler: Sampler, points: Points, v: Tensor, base: Tensor) -> Tensor:

@@ -12,45 +12,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spotlight.config import AlgorithmConfig
 from spotlight.rl.algorithms import Points, mean_square
 from spotlight.rl.algorithms.clipped import clipped_objective
-from spotlight.rl.algorithms.flow_grpo import gaussian_kl
-from spotlight.rl.sampler import Sampler
+from spotlight.rl.algorithms.flow_grpo import FlowGRPO
 
 
-class GRPOGuard:
-    """Needs the kept trajectory; the old mean is what was sampled less its own noise."""
+class GRPOGuard(FlowGRPO):
+    """Needs the noise of the trajectory as well: the old mean is what was sampled less its own noise."""
 
-    needs_trajectory = True
-    needs_old = False
-    samples_from_old = False
+    needs_noise = True
 
-    def __init__(self, config: AlgorithmConfig, sampler: Sampler) -> None:
-        self._clip = config.clip
-        self._kl = config.kl
-        self._sampler = sampler
-        self.needs_base = config.kl > 0
-
-    def old_decay(self, iteration: int) -> float:
-        """No old weights."""
-        return 0.0
-
-    def loss(
-        self, points: Points, v: Tensor, *, old: Tensor | None = None, base: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics of every point, (B,)."""
+    def objective(self, points: Points, v: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `FlowGRPO.objective`."""
         assert points.x_next is not None
-        assert points.old_log_prob is not None
+        assert points.noise is not None
         sampler, steps = self._sampler, points.steps
         std = sampler.std(steps, v)
         old_mean = points.x_next - std * points.noise
         shift = mean_square((sampler.mean(points.x, v, steps) - old_mean) / std) / 2
-        log_ratio = sampler.log_prob(points.x_next, points.x, v, steps) - points.old_log_prob
-        loss, metrics = clipped_objective((log_ratio + shift) * std.flatten(), points.advantage, self._clip)
+        log_ratio = (self.log_ratio(points, v) + shift) * std.flatten()
+        loss, metrics = clipped_objective(log_ratio, points.advantage, self._clip)
         dt = [sampler.sigmas[step] - sampler.sigmas[step + 1] for step in steps]
-        loss = loss / torch.tensor(dt, device=v.device)
-        if base is None:
-            return loss, metrics
-        kl = gaussian_kl(sampler, points, v, base)
-        return loss + self._kl * kl, metrics | {"kl": kl.detach()}
+        return loss / torch.tensor(dt, device=v.device), metrics

@@ -23,6 +23,7 @@ class DiffusionNFT:
     """Needs only (seed, clean latent, reward) of a sample; any solver may have made it."""
 
     needs_trajectory = False
+    needs_noise = False
     needs_old = True
     samples_from_old = True
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
 from spotlight.config import ModelConfig
-from spotlight.rl.models import Conditioning
+from spotlight.rl.models import Conditioning, dtype_of
 from spotlight.rl.models.pipeline import PipelineAdapter, pack, rounded, unpack
 
 
@@ -42,7 +42,7 @@ class FluxAdapter(PipelineAdapter):
 
     def forward(self, latents: Tensor, t: Tensor, cond: Conditioning) -> Tensor:
         """See `PipelineAdapter.forward`."""
-        dtype, where = self.transformer.dtype, latents.device
+        dtype, where = dtype_of(self.transformer), latents.device
         batch, _, height, width = latents.shape
         guided = self.transformer.config.guidance_embeds
         tokens = self.transformer(

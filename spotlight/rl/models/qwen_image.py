@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 from spotlight.config import ModelConfig
-from spotlight.rl.models import Conditioning
+from spotlight.rl.models import Conditioning, dtype_of
 from spotlight.rl.models.pipeline import PipelineAdapter, pack, rounded, unpack
 
 UNCONDITIONAL = " "  # the model's own documentation asks for a blank, not for nothing
@@ -46,7 +46,7 @@ class QwenImageAdapter(PipelineAdapter):
 
     def forward(self, latents: Tensor, t: Tensor, cond: Conditioning) -> Tensor:
         """See `PipelineAdapter.forward`."""
-        dtype = self.transformer.dtype
+        dtype = dtype_of(self.transformer)
         batch, _, height, width = latents.shape
         embeds, mask = _trimmed(cond["embeds"], cond["mask"])
         tokens = self.transformer(

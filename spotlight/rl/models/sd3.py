@@ -11,7 +11,7 @@ from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderMo
 
 from spotlight.config import ModelConfig
 from spotlight.errors import ConfigError
-from spotlight.rl.models import Conditioning
+from spotlight.rl.models import Conditioning, dtype_of
 from spotlight.rl.models.pipeline import PipelineAdapter
 
 
@@ -52,7 +52,7 @@ class SD3Adapter(PipelineAdapter):
 
     def forward(self, latents: Tensor, t: Tensor, cond: Conditioning) -> Tensor:
         """See `PipelineAdapter.forward`."""
-        dtype = self.transformer.dtype
+        dtype = dtype_of(self.transformer)
         return self.transformer(
             hidden_states=latents.to(dtype),
             encoder_hidden_states=cond["embeds"].to(dtype),

@@ -303,6 +303,7 @@ def test_every_algorithm_states_what_it_needs(kind):
     plain, with_kl = make(kind), make(kind, kl=0.1)
     assert (plain.needs_base, with_kl.needs_base) == (False, True)
     assert plain.needs_trajectory == (kind in ("flow_grpo", "grpo_guard"))
+    assert plain.needs_noise == (kind == "grpo_guard")
     assert plain.needs_old == (kind in ("nft", "awm"))
     assert plain.samples_from_old == (kind == "nft")
 
