@@ -212,8 +212,9 @@ def status(run: str | None = None) -> status_model.Status:
     return status_model.load(run_dir(run) if run else status_model.newest(home()), time.time())
 
 
-def check_cloud(store: str = "") -> list[Check]:
+def check_cloud(store: str = "", gpus: str = "") -> list[Check]:
     """One thing is wrong."""
+    calls.append({"check_cloud": store, "gpus": gpus})
     return [Check("bucket", "fail", f"{store or 'none'} refuses", "ask for access")]
 
 
