@@ -26,7 +26,6 @@ from spotlight.errors import (
     CapacityError,
     CredentialError,
     PreconditionError,
-    QuotaError,
     SpotlightError,
     UserError,
 )
@@ -35,20 +34,10 @@ from spotlight.provision.base import NodeInfo, NodeSpec, NodeState, Role
 from spotlight.provision.launch import IDLE_MINUTES, Launch
 from spotlight.provision.machines import NODE_TAG, RUN_TAG, Machine, MachineList
 from spotlight.provision.prices import Quote, screen
+from spotlight.provision.refusals import translated
 
 CLOUDS = ("aws", "gcp")  # those whose own list of machines we can ask
 _INFRA = re.compile(r"([a-z]{2,12})(?:/([a-z]{2,12}(?:-[a-z0-9]{1,16}){0,4}))?", re.ASCII)
-_QUOTA = re.compile(
-    r"VcpuLimitExceeded|MaxSpotInstanceCountExceeded|InstanceLimitExceeded|quota", re.IGNORECASE
-)
-_DENIED = re.compile(
-    r"AuthFailure|UnauthorizedOperation|InvalidClientTokenId|ExpiredToken|credential", re.IGNORECASE
-)
-# As botocore words what EC2 answers, and as Compute Engine names it.
-_REFUSAL = re.compile(
-    r"(?<=An error occurred )\(\w+\)[^\n]*|[^\n]*(?:QUOTA_EXCEEDED|ZONE_RESOURCE_POOL_EXHAUSTED)[^\n]*"
-)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _UNDER_WAY = ("PENDING", "RUNNING", "WAITING", "QUEUED")  # of a request to SkyPilot's server
 log = logging.getLogger(__name__)
 
@@ -364,25 +353,6 @@ def _result(sky: Any, request: Any, node: str) -> None:
         with contextlib.suppress(Exception):  # it ends in the same exception again
             sky.stream_and_get(request, follow=False, output_stream=log_text)
         raise translated(error, node, log_text.getvalue()) from error
-
-
-def translated(error: Exception, node: str, log_text: str = "") -> SpotlightError:
-    """What SkyPilot said, as what the caller can do about it. Only quota in every place is a QuotaError.
-
-    `log_text`: the launch's log, in which the cloud's refusals stand.
-    """
-    refusals = _REFUSAL.findall(_COLOUR.sub("", log_text))
-    history = refusals or [str(item) for item in getattr(error, "failover_history", None) or [error]]
-    said = "; ".join(dict.fromkeys(refusals)) or " ".join(_COLOUR.sub("", str(error)).split())
-    text = f"{node}: {said[:300]}"
-    kind = type(error).__name__
-    if kind == "ResourcesUnavailableError":
-        if all(_QUOTA.search(item) for item in history):
-            return QuotaError(text, hint="ask the cloud for a higher limit, or take another region")
-        return CapacityError(text, hint="another region, another GPU type, or fewer")
-    if kind in ("NoCloudAccessError", "InvalidCloudCredentials") or _DENIED.search(text):
-        return CredentialError(text, hint="sky check")
-    return PreconditionError(f"{node}: {kind}: {said[:300]}")
 
 
 def _alive_last(machine: Machine) -> tuple[bool, float]:

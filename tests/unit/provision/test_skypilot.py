@@ -11,7 +11,7 @@ from fakes.fake_account import LAUNCH, Account
 from fakes.fake_cloud import FakeCloud
 
 from spotlight.errors import CapacityError, CredentialError, PreconditionError, QuotaError, UserError
-from spotlight.provision import skypilot, templates
+from spotlight.provision import refusals, skypilot, templates
 from spotlight.provision.base import NodeSpec, NodeState, Role
 
 SPOT = NodeSpec(name="s0", role=Role.SPOT, zones=("us-east-1a", "us-east-1b"))
@@ -37,7 +37,7 @@ def refusal(*history: str) -> Exception:
     ],
 )
 def test_no_quota_is_told_from_no_capacity(history: list[str], kind: type) -> None:
-    found = skypilot.translated(refusal(*history), "s0")
+    found = refusals.translated(refusal(*history), "s0")
     assert type(found) is kind
     assert found.message.startswith("s0: ")
 
@@ -59,16 +59,16 @@ the RunInstances operation (reached max retries: 0): {}"
 def test_the_cause_stands_in_the_log_alone(codes: list[str], kind: type) -> None:
     """As SkyPilot 0.14.1 does it: the exception and its history say only that all zones were tried."""
     log = "\n".join(f"\x1b[2m{ATTEMPT.format(code, 'none left')}\x1b[0m" for code in codes)
-    found = skypilot.translated(refusal("Failed to acquire resources in all zones in us-east-1. "), "s0", log)
+    found = refusals.translated(refusal("Failed to acquire resources in all zones in us-east-1. "), "s0", log)
     assert type(found) is kind
     assert found.message.startswith(f"s0: ({codes[0]}) when calling the RunInstances")
     assert "\x1b" not in found.message
 
 
 def test_a_refused_login_and_anything_else_are_told_apart() -> None:
-    assert type(skypilot.translated(Exception("UnauthorizedOperation: no"), "s0")) is CredentialError
-    assert type(skypilot.translated(TimeoutError("ssh"), "s0")) is PreconditionError
-    assert len(skypilot.translated(Exception("x" * 10_000), "s0").message) < 400
+    assert type(refusals.translated(Exception("UnauthorizedOperation: no"), "s0")) is CredentialError
+    assert type(refusals.translated(TimeoutError("ssh"), "s0")) is PreconditionError
+    assert len(refusals.translated(Exception("x" * 10_000), "s0").message) < 400
 
 
 @pytest.mark.parametrize(
