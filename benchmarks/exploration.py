@@ -17,28 +17,22 @@ hardware seconds is censored: means then are lower bounds ("at least"), and so a
     python benchmarks/exploration.py --seeds 0 1 2 3 4 --rows /tmp/rows.jsonl
     python benchmarks/exploration.py --seeds 100 --rows /tmp/tune.jsonl --arms a=explore.policy=none,train.lr=6e-4
 
-The summary holds per arm `iteration_s`, `drafts_per_prompt`, and by target `iterations_to_target`, `wall_s_to_target`,
-`cost_to_target` (on-demand GPU seconds, a spot GPU at `--spot-price`) as {mean, low, high, reached, bound}, and
-`speedup_same_machines`, `speedup_on_demand_only`, `saving_on_demand_only`: geometric means of ratios paired by seed.
-Intervals are 95 % (Student's t, of logarithms for ratios).
+What the summary holds is said in time_to_target.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from learning_curve import SEEDS_PER_ITERATION, Run
-from scipy.stats import t as student
+from time_to_target import Row, plot, short, summarise
 
 from spotlight import config as configuration
 from spotlight.config import RunConfig
@@ -49,20 +43,20 @@ from spotlight.rl import data, params
 from spotlight.rl.batch import TrainSample
 from spotlight.rl.data import Prompt
 
-BATCH = 8  # images a worker makes at once
+BATCH = 8  # drafts a worker pulls at once
 POOL = 4  # pool of best_worst per seed kept, as Sol-RL's 24 in 96
 MOST_DRAFTS = 256  # of a prompt
 USED = 0.9  # of the training time: drafts are planned for a low quantile of it (docs/planner.md)
 COLLAPSED = 0.05  # below the base by this much, there is no point in going on
 SETTINGS = {
-    "none": "explore.policy=none",
-    "uniform": "explore.policy=uniform",
-    "best_worst": "explore.policy=best_worst",
-    "planner": "explore.policy=planner",
+    "none": "explore.policy=none,algorithm.normalise=batch,train.lr=3e-4",
+    "none_fast": "explore.policy=none,algorithm.normalise=batch,train.lr=6e-4",
+    "uniform": "explore.policy=uniform,algorithm.normalise=batch,train.lr=6e-4",
+    "best_worst": "explore.policy=best_worst,algorithm.normalise=batch,train.lr=6e-4",
+    "planner": "explore.policy=planner,algorithm.normalise=batch,train.lr=6e-4",
 }
 
 Pairs = list[tuple[Prompt, int]]
-Row = dict[str, Any]
 
 
 class Clock:
@@ -102,15 +96,19 @@ class Clock:
 
 
 def measure(config: RunConfig, rounds: int = 7) -> tuple[float, float]:
-    """CPU seconds of an image and of an iteration's updates: medians of rounds that alternate."""
+    """CPU seconds of an image and of an iteration's updates: medians of rounds that alternate.
+
+    Images are made in batches as large as the trainer's, so that the size of a batch favours neither.
+    """
     run, image_s, train_s = Run(config, drafts=0), [], []
+    size = config.train.micro_batch
     for iteration in range(rounds):
         rows = data.batch(run.train_rows, iteration, config.data.prompts_per_iteration, config.seed)
         pairs = [(row, j) for row in rows for j in range(config.data.group_size)]
         states, values = [], []
-        for start in range(0, len(pairs), BATCH):
+        for start in range(0, len(pairs), size):
             began = time.process_time()
-            part = pairs[start : start + BATCH]
+            part = pairs[start : start + size]
             states += run.sample(part, run.trainer.sampler, keep=True)
             values += run.rewards(part, states[start:]).values
             image_s.append((time.process_time() - began) / len(part))
@@ -165,20 +163,19 @@ class Arm(Run):
         """Draft for `iteration` on the clock with the weights that are in the model; keep the choice."""
         by_row = {prompt.row: prompt for prompt in self.prompts(iteration)}
         first, size = iteration * SEEDS_PER_ITERATION, self.config.data.group_size
-        workers, each_s = self.clock.spot, self.clock.image_s(self.config)
-        self.planner.open(iteration, list(by_row), [""] * len(by_row), first, size, 0.0, budget_s, workers)
-        free: list[tuple[float, int, list[Any]]] = [(0.0, worker, []) for worker in range(workers)]
-        tie = workers
-        while free:
-            now, _, done = heapq.heappop(free)
-            for prompt, seed, reward in done:
+        each_s, now = self.clock.image_s(self.config), 0.0
+        self.planner.open(
+            iteration, list(by_row), [""] * len(by_row), first, size, now, budget_s, self.clock.spot
+        )
+        while each := min(BATCH, int((budget_s - now) / each_s)):  # of every worker, all in step
+            pairs = [
+                (by_row[row], seed) for row, seed in self.planner.next_drafts(each * self.clock.spot, now)
+            ]
+            if not pairs:
+                break
+            now += each * each_s
+            for (prompt, seed), reward in zip(pairs, self.make(pairs)[1], strict=True):
                 self.planner.draft_done(prompt.row, seed, reward, each_s, now)
-            fit = min(BATCH, int((budget_s - now) / each_s))
-            pairs = [(by_row[row], seed) for row, seed in self.planner.next_drafts(fit, now)] if fit else []
-            if pairs:
-                results = [(*pair, r) for pair, r in zip(pairs, self.make(pairs)[1], strict=True)]
-                heapq.heappush(free, (now + len(pairs) * each_s, tie, results))
-                tie += 1
         plan = self.planner.close(budget_s)
         self.images_drafted += plan.stats.slots_used
         self.chosen = [(by_row[group.row], seed) for group in plan.groups for seed in group.seeds]
@@ -201,7 +198,7 @@ class Arm(Run):
 
 def run_arm(name: str, settings: str, seed: int, clock: Clock, options: argparse.Namespace) -> Row:
     """One curve, stopped at the highest target, at the horizon, or when it has collapsed."""
-    overrides = ["eval_every=4", "data.validation_size=200", "iterations=100000"]
+    overrides = ["eval_every=4", "data.validation_size=128", "iterations=100000"]
     config = configuration.load("tiny", [f"seed={seed}", *overrides, *settings.split(",")])
     iteration_s, began = clock.iteration_s(config, 1 + clock.spot), time.process_time()
     arm = Arm(config, clock)
@@ -227,93 +224,6 @@ def run_arm(name: str, settings: str, seed: int, clock: Clock, options: argparse
     }
 
 
-def reached(curve: Sequence[tuple[int, float]], target: float) -> float | None:
-    """Iterations to the target, linearly between validations."""
-    for (before, low), (after, high) in pairwise(curve):
-        if high >= target:
-            return before + max((target - low) / (high - low), 0.0) * (after - before)
-    return None
-
-
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean and its 95 % confidence interval (Student's t); without an interval for one value."""
-    mean, n = statistics.fmean(values), len(values)
-    if n < 2:
-        return {"mean": mean}
-    half = float(student.ppf(0.975, n - 1)) * statistics.stdev(values) / math.sqrt(n)
-    return {"mean": mean, "low": mean - half, "high": mean + half}
-
-
-def restricted(rows: Sequence[Row], target: float, scale: str | None, price: float = 1.0) -> dict[str, Any]:
-    """Mean over seeds of iterations, or of those times row[scale] times price; censored ones count as they are."""
-    found = [reached(row["curve"], target) for row in rows]
-    ends = [row["horizon"] if n is None else n for row, n in zip(rows, found, strict=True)]
-    each = [n * (row[scale] * price if scale else 1.0) for n, row in zip(ends, rows, strict=True)]
-    hits = len(found) - found.count(None)
-    bound = "exact" if hits == len(found) else "at least"
-    return {**interval(each), "reached": f"{hits}/{len(found)}", "bound": bound}
-
-
-def ratio(
-    baseline: Sequence[Row], arm: Sequence[Row], target: float, scales: tuple[str, str], price: float = 1.0
-) -> dict[str, Any]:
-    """Baseline's time over the arm's, a geometric mean over common seeds; `scales` name their seconds per iteration.
-
-    A censored baseline makes the ratio a lower bound, a censored arm an upper bound, both an unknown one.
-    """
-    theirs = {row["seed"]: row for row in baseline}
-    pairs = [(theirs[row["seed"]], row) for row in arm if row["seed"] in theirs]
-    logs, bounds = [], set()
-    for base, row in pairs:
-        found = [reached(base["curve"], target), reached(row["curve"], target)]
-        bounds |= {name for name, n in zip(("at least", "at most"), found, strict=True) if n is None}
-        ends = [r["horizon"] if n is None else n for r, n in zip((base, row), found, strict=True)]
-        logs.append(math.log(ends[0] * base[scales[0]] / (ends[1] * row[scales[1]] * price)))
-    if not logs:
-        return {}
-    bound = "exact" if not bounds else bounds.pop() if len(bounds) == 1 else "unknown"
-    return {**{key: math.exp(value) for key, value in interval(logs).items()}, "bound": bound}
-
-
-def summarise(rows: Sequence[Row], targets: Sequence[float], spot: int, spot_price: float) -> dict[str, Any]:
-    """Per arm its times, costs and speed-ups by target."""
-    price = 1 + spot * spot_price
-    arms: dict[str, list[Row]] = {}
-    for row in rows:
-        arms.setdefault(row["arm"], []).append(row)
-    none = arms.get("none", [])
-    out: dict[str, Any] = {}
-    here, alone = "iteration_s", "on_demand_iteration_s"
-    if none:
-        out["on_demand_only"] = {
-            "iteration_s": none[0][alone],
-            "iterations_to_target": {str(t): restricted(none, t, None) for t in targets},
-            "wall_s_to_target": {str(t): restricted(none, t, alone) for t in targets},
-            "cost_to_target": {str(t): restricted(none, t, alone) for t in targets},
-        }
-    for name, mine in arms.items():
-        out[name] = {
-            "set": mine[0]["set"],
-            "seeds": [row["seed"] for row in mine],
-            "iteration_s": mine[0][here],
-            "drafts_per_prompt": statistics.fmean(row["drafts_per_prompt"] for row in mine),
-            "iterations_to_target": {str(t): restricted(mine, t, None) for t in targets},
-            "wall_s_to_target": {str(t): restricted(mine, t, here) for t in targets},
-            "cost_to_target": {str(t): restricted(mine, t, here, price) for t in targets},
-            "speedup_same_machines": {str(t): ratio(none, mine, t, (here, here)) for t in targets},
-            "speedup_on_demand_only": {str(t): ratio(none, mine, t, (alone, here)) for t in targets},
-            "saving_on_demand_only": {str(t): ratio(none, mine, t, (alone, here), price) for t in targets},
-        }
-    return out
-
-
-def short(value: Any) -> Any:
-    """Floats to four significant digits, throughout."""
-    if isinstance(value, dict):
-        return {key: short(item) for key, item in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -330,7 +240,7 @@ def main() -> None:
     parser.add_argument(
         "--clock", type=Path, help="measured costs, kept for the next call; default: beside --rows"
     )
-    parser.add_argument("--out", type=Path, help="write the summary here")
+    parser.add_argument("--out", type=Path, help="write the summary here, and a plot beside it")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -356,6 +266,7 @@ def main() -> None:
     result = short({**setup, "clock": clock.costs, "arms": summary})
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
+        plot(mine, options.out.with_suffix(".png"))
     print(json.dumps(result))
 
 

@@ -32,6 +32,11 @@ def draft_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
+def time_to_target(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    yield from load("time_to_target", monkeypatch)
+
+
+@pytest.fixture
 def exploration(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield from load("exploration", monkeypatch)
 
@@ -98,23 +103,23 @@ def to(iterations: float) -> list[tuple[int, float]]:
     return [(0, 0.5), (100, 0.5 + 30 / iterations)]
 
 
-def test_a_target_between_validations_is_found_on_the_line(exploration: ModuleType) -> None:
+def test_a_target_between_validations_is_found_on_the_line(time_to_target: ModuleType) -> None:
     curve = [(0, 0.5), (4, 0.7), (8, 0.6), (12, 0.9)]
-    assert exploration.reached(curve, 0.6) == pytest.approx(2)
-    assert exploration.reached(curve, 0.8) == pytest.approx(8 + 4 * 2 / 3)
-    assert exploration.reached(curve, 0.95) is None
+    assert time_to_target.reached(curve, 0.6) == pytest.approx(2)
+    assert time_to_target.reached(curve, 0.8) == pytest.approx(8 + 4 * 2 / 3)
+    assert time_to_target.reached(curve, 0.95) is None
 
 
-def test_intervals_are_scipys(exploration: ModuleType) -> None:
+def test_intervals_are_scipys(time_to_target: ModuleType) -> None:
     values = [3.0, 5.0, 4.0, 8.0, 6.5]
-    found = exploration.interval(values)
+    found = time_to_target.interval(values)
     low, high = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
     assert (found["low"], found["high"]) == pytest.approx((low, high))
 
 
-def test_seeds_that_never_arrive_count_with_the_whole_horizon(exploration: ModuleType) -> None:
+def test_seeds_that_never_arrive_count_with_the_whole_horizon(time_to_target: ModuleType) -> None:
     rows = [row(0, to(10)), row(1, [(0, 0.5), (4, 0.3)])]  # the second collapsed and was stopped
-    found = exploration.restricted(rows, 0.8, None)
+    found = time_to_target.restricted(rows, 0.8, None)
     assert (found["mean"], found["reached"], found["bound"]) == (
         pytest.approx((10 + 40) / 2),
         "1/2",
@@ -122,21 +127,21 @@ def test_seeds_that_never_arrive_count_with_the_whole_horizon(exploration: Modul
     )
 
 
-def test_ratios_are_paired_by_seed_and_say_what_censoring_does_to_them(exploration: ModuleType) -> None:
+def test_ratios_are_paired_by_seed_and_say_what_censoring_does_to_them(time_to_target: ModuleType) -> None:
     slow = [row(seed, to(n)) for seed, n in ((0, 20), (1, 32))]
     fast = [row(seed, to(n), iteration_s=0.5) for seed, n in ((1, 8), (0, 10))]
     same = "iteration_s", "iteration_s"
-    found = exploration.ratio(slow, fast, 0.8, same)
+    found = time_to_target.ratio(slow, fast, 0.8, same)
     assert found["mean"] == pytest.approx(math.sqrt(20 / 5 * 32 / 4))
     assert found["bound"] == "exact"
     never = [(0, 0.5), (44, 0.6)]
-    assert exploration.ratio([row(0, never)], fast, 0.8, same)["mean"] == pytest.approx(40 / 5)
-    assert exploration.ratio([row(0, never)], fast, 0.8, same)["bound"] == "at least"
-    assert exploration.ratio(slow, [row(0, never)], 0.8, same)["bound"] == "at most"
-    assert exploration.ratio([row(0, never)], [row(0, never)], 0.8, same)["bound"] == "unknown"
+    assert time_to_target.ratio([row(0, never)], fast, 0.8, same)["mean"] == pytest.approx(40 / 5)
+    assert time_to_target.ratio([row(0, never)], fast, 0.8, same)["bound"] == "at least"
+    assert time_to_target.ratio(slow, [row(0, never)], 0.8, same)["bound"] == "at most"
+    assert time_to_target.ratio([row(0, never)], [row(0, never)], 0.8, same)["bound"] == "unknown"
 
 
-def test_hardware_time_and_money(exploration: ModuleType, tmp_path: Path) -> None:
+def test_hardware_time(exploration: ModuleType, tmp_path: Path) -> None:
     clock = exploration.Clock(tmp_path / "clock.json", spot=4)
     config = exploration.configuration.load("tiny", ["explore.policy=planner"])
     pool = exploration.configuration.load("tiny", ["explore.policy=best_worst"])
@@ -145,8 +150,18 @@ def test_hardware_time_and_money(exploration: ModuleType, tmp_path: Path) -> Non
     assert clock.iteration_s(config, 5) == pytest.approx(0.13 + 1)  # 64 images on 5 GPUs: 13 in turn
     assert clock.iteration_s(config, 1) == pytest.approx(0.64 + 1)
     assert clock.iteration_s(pool, 5) == pytest.approx(0.52 + 1)  # 256 images
-    rows = [{**row(0, to(20)), "arm": "none"}, {**row(0, to(10)), "arm": "planner"}]
-    planner = exploration.summarise(rows, [0.8], spot=4, spot_price=0.25)["planner"]
+
+
+def test_speed_and_money_against_the_best_arm_without_exploration(time_to_target: ModuleType) -> None:
+    plain, best, explored = (("none", "none", 30), ("fast", "none", 20), ("planner", "planner", 10))
+    rows = [
+        {**row(0, to(n)), "arm": name, "set": f"explore.policy={policy}"}
+        for name, policy, n in (plain, best, explored)
+    ]
+    summary = time_to_target.summarise(rows, [0.8], spot=4, spot_price=0.25)
+    assert summary["fast, on-demand only"]["wall_s_to_target"]["0.8"]["mean"] == pytest.approx(40)
+    planner = summary["planner"]
+    assert planner["speedup_same_machines"]["0.8"]["over"] == "fast"
     assert planner["wall_s_to_target"]["0.8"]["mean"] == pytest.approx(10)
     assert planner["cost_to_target"]["0.8"]["mean"] == pytest.approx(20)
     assert planner["speedup_same_machines"]["0.8"]["mean"] == pytest.approx(2)
