@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spotlight.observe.doctor import Check
     from spotlight.observe.status import Status
     from spotlight.rl.rewards.server import RewardServer
+    from spotlight.store.objects import ObjectStore
 
 CONFIG = "config.yaml"
 DOWN = "down"  # in the folder of a cloud run whose machines have been given back
@@ -182,6 +183,41 @@ def sample(run: str, prompt: str, *, out: Path, seed: int = 0) -> Path:
     return out
 
 
+def export(
+    run: str,
+    *,
+    out: Path,
+    merged: bool = False,
+    live: bool = False,
+    checkpoint: int | None = None,
+    push: str | None = None,
+) -> dict[str, Any]:
+    """Write what a checkpoint of a run has learned in diffusers' layout; returns path, iteration and hub address.
+
+    The averaged weights, or the `live` ones; of a LoRA run the adapter, or the transformer it is `merged` into. `out`
+    must be new or empty. `push` is a hub repository; the token is HF_TOKEN. Raises NotFoundError, IntegrityError,
+    UserError, CredentialError.
+    """
+    folder = _existing(run)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there and not empty", hint="--out FOLDER names another")
+    config = _load_config(folder)
+
+    from spotlight.rl import hub
+    from spotlight.rl.export import export_state
+    from spotlight.store import checkpoint as checkpoints
+
+    token = hub.check_push(push, os.environ.get("HF_TOKEN")) if push else ""
+    found = checkpoints.load(_checkpoints(folder), checkpoint)
+    try:
+        path = export_state(found.tensors["trainer"], config, out.absolute(), live=live, merged=merged)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
+    title = f"Spotlight run {run}, iteration {found.step}"
+    address = hub.push(out, push, token, title) if push else None
+    return {"path": str(path), "run": run, "iteration": found.step, "pushed_to": address}
+
+
 def serve_reward(
     reward: str, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
 ) -> RewardServer:
@@ -261,6 +297,15 @@ def cost_report(
     costs = [books.run_cost(folder, book, now_s, live_prices=live, tolerant=all_runs) for folder in folders]
     rented = prices.h100_prices(book)
     return bill.build(costs, prices.load_rules(), now_s, since_s=since_s, by=by, target=target, rented=rented)
+
+
+def _checkpoints(folder: Path) -> ObjectStore:
+    """Where a run's checkpoints are: in its folder, or in its bucket."""
+    from spotlight.provision.buckets import open_bucket
+    from spotlight.provision.launch import FILE, Launch
+
+    where = Launch.load(folder).store if (folder / FILE).is_file() else str(folder)
+    return open_bucket(f"{where}/checkpoints")
 
 
 def _existing(run: str) -> Path:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from spotlight.errors import ConfigError, NotFoundError
 
@@ -25,6 +33,13 @@ class Section(BaseModel):
     """A part of the tree: immutable, no unknown keys, no NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("true and false (in YAML also yes, no, on, off) are no numbers")
+        return value
 
 
 class ModelConfig(Section):
@@ -174,6 +189,9 @@ class ClusterConfig(Section):
     """Machines of a local run and the failure detector of any run."""
 
     spot: int = Field(2, ge=0, le=512, description="spot nodes")
+    trainers: int = Field(
+        0, ge=0, le=1024, description="training processes; 0: one on every on-demand GPU (locally: one)"
+    )
     gpus_per_node: int = Field(1, ge=1, le=64, description="GPUs of a spot node (a launch sets it)")
     sp_degree: int = Field(
         1, ge=0, le=64, description="GPUs that make one image together; 0: what the cost model says"
@@ -304,6 +322,8 @@ class _StrictLoader(yaml.SafeLoader):
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
         if key.value in seen:
             raise yaml.constructor.ConstructorError(
                 None, None, f"duplicate key {key.value!r}", key.start_mark
@@ -325,6 +345,8 @@ def parse_yaml(data: bytes, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: {str(error)[:300]}") from None
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits, a day that is in no calendar
+        raise ConfigError(f"{where}: {str(error)[:100]}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -27,7 +27,18 @@ EPILOG = (
     "6 run failed, 7 budget, 130 interrupted. The global options may stand anywhere on the line."
 )
 # In the order of `--help`. Each module adds its commands through `register(app)` and imports nothing heavy.
-COMMAND_MODULES = ("train", "sample", "runs", "cluster", "cost", "simulate", "recipes", "serve", "doctor")
+COMMAND_MODULES = (
+    "train",
+    "sample",
+    "export",
+    "runs",
+    "cluster",
+    "cost",
+    "simulate",
+    "recipes",
+    "serve",
+    "doctor",
+)
 _GLOBAL_FLAGS = {"--json": "--json", "--quiet": "--quiet", "-q": "--quiet", "--debug": "--debug"}
 _GLOBAL_FLAGS["--no-color"] = "--no-color"
 

@@ -73,6 +73,15 @@ def write_grid(
     return path
 
 
+def reduced(image: NDArray[Any]) -> NDArray[Any]:
+    """An image as a sheet shows it, for it to travel: at most 384 pixels long. (H, W) or (H, W, 3), uint8."""
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[:, :, 0]
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    picture.thumbnail((_LARGEST_CELL_PX, _LARGEST_CELL_PX), Image.Resampling.LANCZOS)
+    return np.asarray(picture)
+
+
 def write_png(image: Image.Image, path: Path) -> None:
     """Write a PNG whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,11 +100,8 @@ def _tile(image: NDArray[Any]) -> Image.Image:
         image = image[:, :, 0]
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3) or 0 in image.shape:
         raise ValueError(f"an image is (H, W), (H, W, 1) or (H, W, 3), not {image.shape}")
-    tile = Image.fromarray(np.ascontiguousarray(image)).convert("RGB")
-    longest = max(tile.size)
-    if longest > _LARGEST_CELL_PX:
-        tile.thumbnail((_LARGEST_CELL_PX, _LARGEST_CELL_PX), Image.Resampling.LANCZOS)
-    elif (factor := _SMALLEST_CELL_PX // longest) > 1:
+    tile = Image.fromarray(reduced(image)).convert("RGB")
+    if (factor := _SMALLEST_CELL_PX // max(tile.size)) > 1:
         tile = tile.resize((tile.width * factor, tile.height * factor), Image.Resampling.NEAREST)
     return tile
 

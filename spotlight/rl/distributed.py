@@ -12,9 +12,11 @@ on its part of the tokens; their gradients are parts of a sum.
 from __future__ import annotations
 
 import datetime
+import ipaddress
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,29 +32,52 @@ from spotlight.rl.batch import PointRef, TrainSample
 from spotlight.rl.models import Conditioning, ModelAdapter
 from spotlight.rl.sampler import Sampler
 from spotlight.rl.train_step import Tally, Trainer
-from spotlight.rl.trainer_state import pack
 
 Triple = tuple[Points, Conditioning, Conditioning | None]
 
 
-def join(rank: int, world: int, address: str, port: int, *, timeout_s: float = 600.0) -> None:
-    """Make this process one of `world`; NCCL with a GPU, gloo without. Rank 0 listens on `address`:`port`."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=f"tcp://{address}:{port}",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=timeout_s),
+def host(address: str) -> dist.TCPStore:
+    """Where a group meets: rank 0 opens it and tells the others its `port`, which the system chose."""
+    return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+
+def join(
+    rank: int,
+    world: int,
+    address: str,
+    port: int,
+    *,
+    meeting: dist.Store | None = None,
+    timeout_s: float = 600.0,
+) -> None:
+    """Make this process one of `world`; NCCL with a GPU, gloo without.
+
+    They meet at `address`:`port`, where rank 0 listens: `meeting` is what it opened with `host`, if it did. Every
+    process works on its current GPU. A collective that somebody does not come to fails after `timeout_s`.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s)
+    if ipaddress.ip_address(address).is_loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # not whatever the machine's own name resolves to
+    store = meeting or dist.TCPStore(
+        address, port, is_master=rank == 0, wait_for_workers=False, timeout=timeout
     )
+    gpu = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    dist.init_process_group(
+        "nccl" if gpu else "gloo", store=store, rank=rank, world_size=world, timeout=timeout, device_id=gpu
+    )
+
+
+def make_trainer(adapter: ModelAdapter, config: RunConfig) -> Trainer:
+    """The trainer of this process: one of a group if it has joined one, else all there is."""
+    return (DistributedTrainer if dist.is_initialized() else Trainer)(adapter, config)
 
 
 class DistributedTrainer(Trainer):
     """See `Trainer`. Call it in every process of the default group with equal arguments.
 
-    `trainable`, `ema_tensors` and `state` are collective too; `state` returns tensors on rank 0 alone.
-    Raises ConfigError if the processes do not make up whole sequence-parallel groups.
+    `trainable`, `ema_tensors` and `state` are collective too, and return tensors on rank 0 alone; so are
+    `rolling_out` and `averaged` as they are entered, but what is done inside is each process's own business. Raises
+    ConfigError if the processes do not make up whole sequence-parallel groups.
     """
 
     def __init__(
@@ -68,9 +93,27 @@ class DistributedTrainer(Trainer):
         super().__init__(adapter, config, sampler=sampler)
         self._replica = None if self._sharded else _replicate(adapter, self.sampler.cfg)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """See `Trainer.state`; the tensors are put together on rank 0."""
-        return pack(self, keep=self._rank == 0)
+    @property
+    def _keeps(self) -> bool:
+        return self._rank == 0
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """All of the model in this process. Gathered once: no forward in between needs the others."""
+        root = self.adapter.transformer
+        if not isinstance(root, FSDPModule):
+            yield
+            return
+        sharded = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        root.set_reshard_after_forward(False)
+        for module in sharded:
+            module.unshard()
+        try:
+            yield
+        finally:
+            root.set_reshard_after_forward(True)
+            for module in sharded:
+                module.reshard()
 
     @property
     def _sharded(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pretrained parts from a local folder or the Hugging Face hub: safetensors only, every tensor accounted for.
+"""The Hugging Face hub and folders like it: pretrained parts in, every tensor accounted for; results out.
 
 Nothing here runs a repository's own code, and nothing unpickles: a part that has no safetensors is refused.
 """
@@ -6,17 +6,26 @@ Nothing here runs a repository's own code, and nothing unpickles: a part that ha
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 
-from spotlight.errors import ConfigError, CredentialError, IntegrityError, NotFoundError
+from spotlight.errors import (
+    ConfigError,
+    CredentialError,
+    IntegrityError,
+    NotFoundError,
+    PreconditionError,
+    UserError,
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja")  # configurations and tokenizers
@@ -91,6 +100,39 @@ def load(kind: Any, folder: Path, dtype: torch.dtype) -> Any:
             f"{folder}: {len(gaps)} tensors of {kind.__name__} missing, first {gaps[0][:100]}"
         )
     return model.requires_grad_(False).eval()
+
+
+def check_push(repository: str, token: str | None) -> str:
+    """The token to push with. Raises UserError for what is no hub id, CredentialError without a token."""
+    if not _HUB_ID.fullmatch(repository):
+        raise UserError(f"{repository[:200]!r} is no hub id", hint="owner/name")
+    if not token:
+        raise CredentialError(
+            f"pushing to {repository} needs a token that may write",
+            hint="set HF_TOKEN; https://huggingface.co/settings/tokens makes one",
+        )
+    return token
+
+
+def push(folder: Path, repository: str, token: str, message: str) -> str:
+    """Upload a folder to the hub, into a new private repository or the one that is there; the commit's address.
+
+    Raises UserError or CredentialError (see `check_push`; also when the hub refuses the token), PreconditionError when
+    it cannot be reached or will not take it.
+    """
+    check_push(repository, token)
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    try:
+        hub.create_repo(repository, private=True, exist_ok=True)
+        commit = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    except HfHubHTTPError as error:
+        why = str(error)[:200]
+        if error.response is not None and error.response.status_code in (401, 403):
+            raise CredentialError(f"the hub refuses the token for {repository}: {why}") from None
+        raise PreconditionError(f"the hub did not take {repository}: {why}") from error
+    except (OSError, httpx.HTTPError) as error:
+        raise PreconditionError(f"the hub cannot be reached: {str(error)[:200]}") from error
+    return commit.commit_url
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig
 from torch import Tensor, nn
 
-from spotlight.errors import ConfigError
+from spotlight.errors import ConfigError, IntegrityError
 
 ADAPTER = "default"  # peft's name inside parameter names; exported files do not carry it
 
@@ -45,3 +45,25 @@ def to_diffusers(weights: Mapping[str, Tensor], rank: int, alpha: int) -> dict[s
         ).cpu()
         for name, tensor in weights.items()
     }
+
+
+@torch.no_grad()
+def merge(transformer: nn.Module, weights: Mapping[str, Tensor], rank: int, alpha: int) -> None:
+    """Add alpha / rank B A to the weights of a base transformer, in fp32, rounded once to their own precision.
+
+    Raises IntegrityError, before anything is changed, for an adapter of a layer that is not there or does not fit.
+    """
+    layers = dict(transformer.named_modules())
+    changes = {}
+    for name, up in weights.items():
+        layer, found, _ = name.partition(f".lora_B.{ADAPTER}")
+        if found:
+            down, target = weights.get(name.replace(".lora_B.", ".lora_A.")), layers.get(layer)
+            if down is None or target is None or (*up.shape[:1], *down.shape[1:]) != target.weight.shape:
+                raise IntegrityError(f"{name} belongs to no layer of this transformer")
+            changes[layer] = alpha / rank * (up.float() @ down.float())
+    if 2 * len(changes) != len(weights):
+        raise IntegrityError(f"{len(weights)} LoRA tensors are not {len(changes)} pairs")
+    for layer, change in changes.items():
+        weight = layers[layer].weight
+        weight.copy_(weight.float() + change.to(weight.device))

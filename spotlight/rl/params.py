@@ -81,6 +81,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def on_cpu(weights: Mapping[str, Tensor], *, keep: bool = True) -> Weights:
+    """fp32 copies of whole tensors, one after the other. A process with `keep` False only hands over its shards."""
+    copies = {}
+    for name, tensor in weights.items():
+        full = whole(tensor.detach())
+        if keep:
+            copies[name] = full.to("cpu", torch.float32, copy=True)
+    return copies
+
+
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor where `like` lies and sharded as `like` is; every process has it, none is asked."""
     if not isinstance(like, DTensor) or isinstance(tensor, DTensor):

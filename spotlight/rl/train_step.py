@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -80,21 +81,45 @@ class Trainer:
 
     def trainable(self) -> params.Weights:
         """The policy that roll-outs use, to be published: fp32 copies on the CPU."""
-        if self.old is not None and self.algorithm.samples_from_old:
-            return _on_cpu(self.old)
-        return _on_cpu(self.parameters)
+        return self._on_cpu(self._policy)
 
     def ema_tensors(self) -> params.Weights:
         """The averaged weights, which are evaluated and exported."""
-        return _on_cpu(self.average)
+        return self._on_cpu(self.average)
+
+    @contextmanager
+    def rolling_out(self) -> Iterator[None]:
+        """For a while the transformer is the published policy, fit to be called by this process alone."""
+        with params.bound(self.adapter.transformer, self._policy), self._gathered():
+            yield
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The same with the averaged weights."""
+        with params.bound(self.adapter.transformer, self.average), self._gathered():
+            yield
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that changes while training, as named tensors and JSON-able values."""
-        return pack(self)
+        return pack(self, keep=self._keeps)
 
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Inverse of `state`, bit for bit. Raises IntegrityError and changes nothing when it does not fit."""
         unpack(self, tensors, meta)
+
+    @property
+    def _keeps(self) -> bool:
+        return True
+
+    @property
+    def _policy(self) -> Mapping[str, Tensor]:
+        return self.old if self.old is not None and self.algorithm.samples_from_old else self.parameters
+
+    def _on_cpu(self, weights: Mapping[str, Tensor]) -> params.Weights:
+        return params.on_cpu(weights, keep=self._keeps)
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _prepare(self) -> None:
         params.prepare(self.adapter, self.config.train, seed=self.config.seed)
@@ -144,7 +169,8 @@ class Trainer:
         for start in range(0, len(refs), size):
             part = refs[start : start + size]
             if self.algorithm.needs_trajectory:
-                points = trajectory_points(batch, part, self.sampler, **common)
+                wanted = self.algorithm.needs_noise
+                points = trajectory_points(batch, part, self.sampler, with_noise=wanted, **common)
             else:
                 points = forward_points(batch, part, self.sampler, iteration=iteration, **common)
             rows = [ref.sample for ref in part]
@@ -257,7 +283,3 @@ class Tally:
             "updates": float(len(norms)),
             "skipped_steps": float(self.skipped_steps),
         }
-
-
-def _on_cpu(weights: Mapping[str, Tensor]) -> params.Weights:
-    return {name: params.whole(t.detach()).float().cpu().clone() for name, t in weights.items()}

@@ -21,7 +21,8 @@ from spotlight.rl import data
 from spotlight.runtime.accounts import Accounts
 from spotlight.runtime.fleet import Fleet
 from spotlight.runtime.place import Place
-from spotlight.runtime.remote import get, raise_if_ended
+from spotlight.runtime.remote import get
+from spotlight.runtime.trainers import Trainers
 
 COLLECT_S = 1.0
 AWAIT_SPOT_S = 600.0
@@ -38,7 +39,7 @@ class Driver:
 
     place: Place
     coordinator: Any
-    trainer: Any
+    trainers: Trainers
     fleet: Fleet
     meter: RunMeter
     recorder: Recorder
@@ -122,10 +123,10 @@ class Driver:
             for name in sorted(wanted)
         ]
         self._call("submit", requests)
-        helping = self.trainer.roll_out.remote()
+        helping = self.trainers.start("roll_out")
         outcomes: list[dict[str, Any]] = []
         while wanted:
-            raise_if_ended(helping)
+            self.trainers.check(helping)
             for item in self._collect()["items"]:
                 if item["request"] in wanted:
                     wanted.discard(item["request"])
@@ -133,8 +134,8 @@ class Driver:
                         outcomes.append(item["outcome"])
                     else:
                         self.emit({"kind": "warning", "text": f"{item['request']}: {item['reason']}"})
-        get(self.trainer.end_roll_out.remote())
-        get(helping)
+        self.trainers.everywhere("end_roll_out")
+        self.trainers.finish(helping)
         wall_s = self._done("roll_out", iteration, began)
         self._numbers["images_per_s"] = len(outcomes) / max(wall_s, 1e-9)
         self._learn(outcomes)
@@ -143,9 +144,9 @@ class Driver:
     def train(self, iteration: int, outcomes: Sequence[Mapping[str, Any]]) -> None:
         """Optimiser steps on the outcomes; spot workers draft meanwhile."""
         began = self._phase("train", iteration)
-        self._numbers |= get(self.trainer.train.remote(iteration, list(outcomes)))
+        self._numbers |= self.trainers.everywhere("train", iteration, list(outcomes))
         self._done("train", iteration, began)
-        self.trainer.discard.remote(iteration)
+        self.trainers.tell_first("discard", iteration)
 
     def publish(self) -> None:
         """The trained weights become the next version."""
@@ -158,12 +159,12 @@ class Driver:
         """The weights that the run starts or goes on from; then the trainer can serve too."""
         self.version = version
         self._publish(version)
-        get(self.trainer.join.remote())
+        self.trainers.everywhere("join")
 
     def evaluate(self, iteration: int) -> None:
         """Held-out score after `iteration` iterations."""
         began = self._phase("eval", iteration)
-        result = get(self.trainer.evaluate.remote(iteration))
+        result = self.trainers.evaluate(iteration)
         self._done("eval", iteration, began)
         self.scores[iteration] = result["score"]
         self.emit(
@@ -187,7 +188,7 @@ class Driver:
             "planner": self._call("draft_state"),
             "prompts": self._prompt_sampler.state() if self._prompt_sampler else None,
         }
-        path = get(self.trainer.save.remote(iteration, meta))
+        path = self.trainers.everywhere("save", iteration, meta)
         self.emit({"kind": "checkpoint", "iteration": iteration, "path": f"checkpoints/{path}"})
 
     def go_on_from(self, meta: Mapping[str, Any]) -> Groups:
@@ -224,7 +225,7 @@ class Driver:
         return sum(worker["role"] == "spot" and worker["serving"] for worker in workers.values())
 
     def _publish(self, version: int) -> None:
-        stored = get(self.trainer.publish.remote(version))
+        stored = self.trainers.everywhere("publish", version)
         self._call("publish", *stored)
 
     def _learn(self, outcomes: Sequence[Mapping[str, Any]]) -> None:

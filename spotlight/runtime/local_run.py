@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import ray
-
 from spotlight.config import RunConfig
 from spotlight.errors import Interrupted, SpotlightError
 from spotlight.observe.meter import RunMeter
@@ -34,7 +32,7 @@ from spotlight.runtime.place import Place
 from spotlight.runtime.preempt import Preemption
 from spotlight.runtime.remote import get
 from spotlight.runtime.session import HEAD, Session
-from spotlight.runtime.trainer import TrainerActor
+from spotlight.runtime.trainers import Gpu, Trainers
 
 JOURNAL = "journal"
 SUMMARY = "summary.json"
@@ -46,6 +44,9 @@ class Site(Protocol):
     session: Session
     spot: Provider
     store: str
+
+    def trainer_gpus(self, number: int) -> list[Gpu]:
+        """Where so many training processes stand, the first on the head; 0: one on every on-demand GPU."""
 
     def accounts(self, folder: Path, config: RunConfig) -> Accounts:
         """The books of such machines."""
@@ -61,6 +62,10 @@ class OwnMachine:
         self.session = Session(folder)
         self.spot: Provider = self.session.provider
         self.store = str(folder)
+
+    def trainer_gpus(self, number: int) -> list[Gpu]:
+        """All on the head. One unless told otherwise: this machine plays the spot nodes as well."""
+        return [(HEAD.name, gpu) for gpu in range(number or 1)]
 
     def accounts(self, folder: Path, config: RunConfig) -> Accounts:
         """What they would have cost as rented ones."""
@@ -122,7 +127,7 @@ def _run(
         first, groups = _beginning(driver, resume)
         driver.await_spot(config.cluster.start_with)
         loop.train(driver, first=first, groups=groups)
-        get(driver.trainer.export.remote())
+        driver.trainers.everywhere("export")
         get(driver.coordinator.stop.remote("finished"))
         summary = _summary(driver, began)
         _write(folder / SUMMARY, summary)
@@ -172,15 +177,14 @@ def _bring_up(
     )
     tidy.callback(fleet.close)
     fleet.start()
-    trainer = ray.remote(TrainerActor).options(max_concurrency=2, **head)
-    trainer = trainer.remote(place.tell(), coordinator, HEAD.name)
-    get(trainer.prepare.remote())
+    trainers = Trainers(session, site.trainer_gpus(config.cluster.trainers), place, coordinator)
+    trainers.prepare()
     accounts.ready(HEAD.name)
     _tell_head(tell, "ready")
     return Driver(
         place=place,
         coordinator=coordinator,
-        trainer=trainer,
+        trainers=trainers,
         fleet=fleet,
         meter=RunMeter(folder / JOURNAL),
         recorder=recorder,
@@ -211,15 +215,15 @@ def _close_recorder(recorder: Recorder, tell: Emit) -> None:
 
 def _beginning(driver: Driver, resume: bool) -> tuple[int, Groups]:
     """Publish what the run starts from: (first iteration, seeds chosen for it if it goes on)."""
-    found = get(driver.trainer.restore.remote()) if resume else None
+    found = driver.trainers.everywhere("restore") if resume else None
     if found is None:
         if resume and any((driver.place.folder / "weights").glob("v*")):
-            get(driver.trainer.rewind.remote(0))
+            driver.trainers.first("rewind", 0)
         driver.publish_first(0)
         return 0, []
     for skipped in found["skipped"]:
         driver.emit({"kind": "warning", "text": f"checkpoint passed over: {skipped}"})
-    get(driver.trainer.rewind.remote(found["version"]))
+    driver.trainers.first("rewind", found["version"])
     return found["iteration"], driver.go_on_from(found)
 
 

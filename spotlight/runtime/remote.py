@@ -25,10 +25,3 @@ def get(reference: Any, timeout_s: float | None = None) -> Any:
         raise CommError(f"an actor is gone: {str(error).splitlines()[0][:200]}") from error
     except GetTimeoutError:
         raise CommError(f"an actor did not answer within {timeout_s} s") from None
-
-
-def raise_if_ended(reference: Any) -> None:
-    """Raise what a call that should still be running has raised, if it has."""
-    done, _ = ray.wait([reference], timeout=0)
-    if done:
-        get(reference)

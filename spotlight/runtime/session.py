@@ -85,6 +85,11 @@ class Session:
                     found.setdefault(node["NodeID"], resource.removeprefix(prefix))
         return found
 
+    @property
+    def address(self) -> str:
+        """The head's own, as the other nodes reach it."""
+        return self._address.rsplit(":", 1)[0]
+
     def head_id(self) -> str:
         """The head's."""
         return next(node_id for node_id, name in self.node_ids().items() if name == HEAD.name)

@@ -1,6 +1,7 @@
-"""The actor on the on-demand node: trains, publishes, validates, saves, and rolls out when there is nothing to train.
+"""A training process: trains, publishes, validates, saves, and rolls out when there is nothing to train.
 
-Its GPU holds one model. During a roll-out the published weights are in it, during training the trained ones.
+Its GPU holds one model, or its share of one. During a roll-out the published weights are in it, during training the
+trained ones. Who else there is, and who calls what where: `runtime/trainers.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch import Tensor
 from spotlight.core import events as ev
 from spotlight.core.types import Outcome
 from spotlight.observe import grids
-from spotlight.rl import batching, data, export, params, rewards
+from spotlight.rl import batching, data, distributed, export, params, rewards
 from spotlight.rl.batch import TrainSample
 from spotlight.rl.denoise import begin, denoise
 from spotlight.rl.models import load_model
 from spotlight.rl.sampler import evaluation_sampler
-from spotlight.rl.train_step import Metrics, Trainer
+from spotlight.rl.train_step import Metrics
 from spotlight.runtime.place import Place, told
 from spotlight.runtime.studio import Studio
 from spotlight.store import checkpoint, weights
@@ -38,26 +39,43 @@ RESUMABLE_CHANGES = (
     "observe",
 )
 GRID_IMAGES = 32
+Evaluated = tuple[
+    list[float | None], list[str], list[Any]
+]  # scores; captions and uint8 pixels of the first ones
 # A large text encoder takes its time, and a prompt's embedding is megabytes.
 CHECKED_PROMPTS, ENCODED_AT_ONCE = 1024, 64
 
 
-class TrainerActor:
-    """Calls come from the driver, one after the other; only `end_roll_out` comes in between."""
+class TrainerProcess:
+    """Number `rank` of `world`. Calls come one after the other; only `end_roll_out` comes in between."""
 
-    def __init__(self, place: Mapping[str, Any], coordinator: Any, node: str) -> None:
+    def __init__(
+        self, told: Mapping[str, Any], coordinator: Any, *, node: str, gpu: int, rank: int, world: int
+    ) -> None:
         torch.set_num_threads(1)
-        self._place = Place.of(place)
+        self._place = Place.of(told)
         self._config = self._place.config
-        self._coordinator, self._node = coordinator, node
+        self._rank, self._world = rank, world
+        self._coordinator, self._node, self._name = coordinator, node, f"{node}/{gpu}"
+        self._meeting: Any = None
+        self._ending = threading.Event()
 
-    def prepare(self) -> dict[str, Any]:
-        """Load everything and encode prompts, so that what cannot be is found before any work. Facts about the base.
+    def host(self, address: str) -> int:
+        """Open the place where all processes meet, at this machine's `address`; the port."""
+        self._meeting = distributed.host(address)
+        return int(self._meeting.port)
+
+    def prepare(self, address: str, port: int) -> dict[str, Any]:
+        """Join the others, load everything and encode prompts, so that what cannot be is found before any work.
 
         The first call. Not in the constructor: Ray tells its failures as text, the errors of a call as themselves.
+        Returns facts about the base.
         """
+        if self._world > 1:
+            distributed.join(self._rank, self._world, address, port, meeting=self._meeting)
         self._load()
-        self._encode_all()
+        if self._rank == 0:
+            self._encode_all()
         transformer = self._adapter.transformer
         return {
             "model": self._adapter.name,
@@ -69,7 +87,7 @@ class TrainerActor:
 
     def _load(self) -> None:
         self._adapter = load_model(self._config.model)
-        self._trainer = Trainer(self._adapter, self._config)
+        self._trainer = distributed.make_trainer(self._adapter, self._config)
         self._studio = Studio(
             self._adapter, self._config, keep_trajectory=self._trainer.algorithm.needs_trajectory
         )
@@ -78,12 +96,11 @@ class TrainerActor:
         self._held_out = rewards.load_reward(self._config.reward.held_out)
         self._weights = self._place.weights()
         self._artifacts = self._place.artifacts()
-        self._ending = threading.Event()
         self._worker = self._place.worker(
             coordinator=self._coordinator,
             studio=self._studio,
             admit=self._admit,
-            name=f"{self._node}/0",
+            name=self._name,
             node=self._node,
             role="on_demand",
         )
@@ -94,21 +111,25 @@ class TrainerActor:
                 texts = [prompt.text for prompt in prompts[start : start + ENCODED_AT_ONCE]]
                 batching.encode(self._adapter, texts)
 
-    def publish(self, n: int) -> tuple[int, str, int]:
+    def publish(self, n: int) -> tuple[int, str, int] | None:
         """Store the weights that roll-outs use as version `n`."""
-        version = self._weights.publish(self._trainer.trainable(), n, self._adapter.base_id)
+        tensors = self._trainer.trainable()
+        if self._rank:
+            return None
+        version = self._weights.publish(tensors, n, self._adapter.base_id)
         self._weights.collect(keep=self._config.cluster.max_draft_lag + 2)
         return told(version)
 
     def join(self) -> None:
         """Become a worker too: call after the first version is published."""
-        self._worker.join()
+        with self._trainer.rolling_out():
+            self._worker.join()
 
     def roll_out(self) -> None:
         """Serve requests like everybody else, until `end_roll_out`."""
-        self._ending.clear()
-        with params.bound(self._adapter.transformer, self._trainer.trainable()):
+        with self._trainer.rolling_out():
             self._worker.serve(self._ending.is_set)
+        self._ending.clear()  # not before: the word that ends this roll-out may have come already
 
     def end_roll_out(self) -> None:
         """There are no more finals."""
@@ -121,33 +142,26 @@ class TrainerActor:
         samples = [self._sample(outcome) for outcome in sorted(decoded, key=lambda o: o.sample)]
         return self._trainer.train(samples, iteration)
 
-    def evaluate(self, iteration: int) -> dict[str, Any]:
-        """Score the averaged weights on the held-out prompts (ODE, fixed noise); draw the first of them."""
-        with params.bound(self._adapter.transformer, self._trainer.ema_tensors()):
-            images = self._draw(self._validation)
-        texts = [prompt.text for prompt in self._validation]
-        scores = self._held_out.score(images, texts, [prompt.metadata for prompt in self._validation])
-        good = [value for value in scores.values if value is not None]
-        readings = scores.info.get("reading") or [""] * len(texts)
-        shown = [f"{text} > {reading}" for text, reading in zip(texts, readings, strict=True)][:GRID_IMAGES]
-        score = sum(good) / len(good) if good else 0.0
-        path = grids.write_grid(
-            self._place.folder,
-            iteration,
-            list(_pixels(images[:GRID_IMAGES])),
-            shown,
-            title=f"iteration {iteration}, held-out {self._config.reward.held_out} {score:.3f}",
-        )
-        return {
-            "score": score,
-            "exact": sum(value == 1.0 for value in good) / max(len(good), 1),
-            "failed": scores.failed,
-            "grid": str(path.relative_to(self._place.folder)),
-        }
+    def evaluate(self) -> Evaluated:
+        """Score the averaged weights on this process's share of the held-out prompts (ODE, fixed noise)."""
+        share = self._validation[self._rank :: self._world]
+        with self._trainer.averaged():
+            if not share:
+                return [], [], []
+            images = self._draw(share)
+        texts = [prompt.text for prompt in share]
+        scores = self._held_out.score(images, texts, [prompt.metadata for prompt in share])
+        readings = scores.info.get("reading") or [""] * len(share)
+        captions = [f"{text} > {reading}" for text, reading in zip(texts, readings, strict=True)]
+        shown = len(range(self._rank, GRID_IMAGES, self._world))
+        pixels = [grids.reduced(image) for image in _pixels(images[:shown])]
+        return list(scores.values), captions[:shown], pixels
 
     def save(self, iteration: int, meta: Mapping[str, Any]) -> str:
-        """Checkpoint: everything needed to go on with `iteration` as if nothing had happened."""
+        """Checkpoint: everything needed to go on with `iteration` as if nothing had happened. Its name."""
         tensors, state = self._trainer.state()
+        if self._rank:
+            return ""
         whole = {"trainer": state, "config": self._config.model_dump(mode="json"), **meta}
         return checkpoint.save(
             self._place.checkpoints(),
@@ -180,16 +194,21 @@ class TrainerActor:
 
     def export(self) -> str:
         """Write the averaged weights in diffusers' layout, read them back, compare. Returns the folder."""
-        folder = self._place.folder / "export"
-        export.export(
-            self._adapter,
-            self._trainer.ema_tensors(),
-            self._config.train,
-            folder,
-            shape=self._adapter.latent_shape(self._config.model.height, self._config.model.width),
-            fresh=lambda: load_model(self._config.model),
-            prompt=self._validation[0].text,
-        )
+        folder, prompt = self._place.folder / "export", self._validation[0].text
+        shape = self._adapter.latent_shape(self._config.model.height, self._config.model.width)
+        tensors = self._trainer.ema_tensors()
+        with self._trainer.averaged():
+            expected = export.probe(self._adapter, shape, prompt)
+        if self._rank == 0:
+            export.export(
+                tensors,
+                self._config.train,
+                folder,
+                expected=expected,
+                shape=shape,
+                fresh=lambda: load_model(self._config.model),
+                prompt=prompt,
+            )
         return str(folder)
 
     def _admit(self, version: int) -> tuple[str, int]:

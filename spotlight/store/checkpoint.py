@@ -93,6 +93,25 @@ def load_latest(where: ObjectStore | Path | str) -> Checkpoint | None:
     return None
 
 
+def load(where: ObjectStore | Path | str, step: int | None = None) -> Checkpoint:
+    """The checkpoint of `step`, or the newest; no other in its place.
+
+    NotFoundError if there is none, naming those that there are; IntegrityError if it is damaged or unfinished.
+    """
+    store = _store(where)
+    folders = _folders(store)
+    wanted = sorted(name for name, of in folders.items() if step is None or of == step)
+    if not wanted:
+        there = ", ".join(map(str, sorted(set(folders.values())))) or "none"
+        what = "no checkpoint yet" if step is None else f"no checkpoint of iteration {step}"
+        raise NotFoundError(what, hint=f"there are: {there}")
+    try:
+        found, tensors, meta = _load(store, wanted[-1])
+    except (NotFoundError, IntegrityError) as error:
+        raise IntegrityError(f"{wanted[-1]}: {error.message}", hint="choose an older checkpoint") from None
+    return Checkpoint(found, tensors, meta, ())
+
+
 def require_same_config(
     saved: Mapping[str, Any], current: Mapping[str, Any], may_change: Collection[str] = ()
 ) -> None:

@@ -85,7 +85,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].detach()
         spec = Spec.of(tensor)
         total.update(json.dumps([name, spec.dtype, spec.shape]).encode() + b"\n")
-        total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        # A copy: memory that numpy has looked at can never be resized, as FSDP does with what it gathers.
+        own = tensor.to("cpu", copy=True).contiguous()
+        total.update(own.reshape(-1).view(torch.uint8).numpy())
     return total.hexdigest()
 
 

@@ -95,6 +95,21 @@ def test_sample_writes_a_picture(run: Any, tmp_path: Path) -> None:
     assert run("sample", "tiny", "482", "-o", str(target), "--json").document["prompt"] == "482"
 
 
+def test_export_passes_its_flags_on_and_prints_where_it_is(run: Any, api: Any, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    result = run(
+        "export", "tiny", "-o", str(target), "--merged", "--live", "--checkpoint", "7", "--push", "me/mine"
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    asked = {"run": "tiny", "out": target, "merged": True, "live": True, "checkpoint": 7, "push": "me/mine"}
+    assert api.calls == [asked]
+    assert result.out.splitlines() == [str(target / "transformer"), "https://hub.example/me/mine"]
+    api.calls.clear()
+    assert run("export", "tiny", "--json").document["pushed_to"] is None
+    default = {"merged": False, "live": False, "checkpoint": None, "push": None}
+    assert api.calls == [{"run": "tiny", "out": Path("tiny-export"), **default}]
+
+
 def test_status_is_the_same_as_table_and_as_json(run: Any) -> None:
     run("train", "-q", "--iterations", "30")
     table, document = run("status").out, run("status", "tiny", "--json").document

@@ -11,7 +11,7 @@ from spotlight import errors
 from spotlight_cli.main import build
 
 DOCS = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
-DETAILED = ("train", "launch", "down", "sample", "status", "logs", "report", "verify")
+DETAILED = ("train", "launch", "down", "sample", "export", "status", "logs", "report", "verify")
 
 
 def test_every_command_is_on_the_page() -> None:

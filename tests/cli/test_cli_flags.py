@@ -17,6 +17,7 @@ FLAGS = {
     ),
     "down": "",
     "sample": "--out --seed -o",
+    "export": "--checkpoint --ema --live --merged --out --push -o",
     "serve-reward": "--host --port",
     "status": "--watch -w",
     "logs": "--follow --lines -f -n",

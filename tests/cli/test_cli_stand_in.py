@@ -13,7 +13,19 @@ from spotlight.core import history
 
 @pytest.mark.parametrize(
     "name",
-    ["train", "plan", "launch", "down", "refresh", "check_cloud", "sample", "verify", "status", "report"],
+    [
+        "train",
+        "plan",
+        "launch",
+        "down",
+        "refresh",
+        "check_cloud",
+        "sample",
+        "export",
+        "verify",
+        "status",
+        "report",
+    ],
 )
 def test_signatures_agree(name: str) -> None:
     def shape(function: object) -> list[tuple[str, object, object]]:

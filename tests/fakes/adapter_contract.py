@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from fakes import tiny_pipelines
+from fakes.rl_runs import export_of
 from torch import Tensor
 from torch.distributed import TCPStore
 
 from spotlight.config import ModelConfig, check
 from spotlight.parallel import comm, ulysses
-from spotlight.rl import batching, export, params
+from spotlight.rl import batching, params
 from spotlight.rl.batch import TrainSample
 from spotlight.rl.denoise import DenoiseState, begin, denoise
 from spotlight.rl.models import DTYPES, ModelAdapter, load_model
@@ -155,7 +156,7 @@ def roll_out(trainer: Trainer, *, keep: bool) -> list[DenoiseState]:
 
 
 def check_lora_export(folder: Path, pipe: DiffusionPipeline, where: Path) -> None:
-    """`load_lora_weights` on the export draws what the trained adapter draws, and not what the base draws."""
+    """The export draws what the trained adapter draws, and not what the base draws, as LoRA and merged."""
     adapter = load(folder)
     config = check({"train": {"mode": "lora", "lora_rank": 4, "lora_alpha": 8}}).train
     base, sampler, latents = draw(adapter, SMALL, 3.0, PROMPTS, [0, 1])
@@ -166,13 +167,19 @@ def check_lora_export(folder: Path, pipe: DiffusionPipeline, where: Path) -> Non
         for name, tensor in params.snapshot(adapter.transformer).items()
     }
     shape = adapter.latent_shape(*SMALL)
-    path = export.export(adapter, weights, config, where, shape=shape, fresh=lambda: load(folder), prompt="a")
+    path = export_of(adapter, weights, config, where, shape=shape, fresh=lambda: load(folder), prompt="a")
     with params.bound(adapter.transformer, weights):
         trained, _, _ = draw(adapter, SMALL, 3.0, PROMPTS, [0, 1])
     pipe.load_lora_weights(str(path.parent), weight_name=path.name)
     theirs = draw_with_diffusers(pipe, folder.name, SMALL, sampler, latents)
     torch.testing.assert_close(trained, theirs, atol=5e-5, rtol=0)
     assert (trained - base).abs().max() > 1e-2
+    pipe.unload_lora_weights()
+    whole = {"shape": shape, "fresh": lambda: load(folder), "prompt": "a", "merged": True}
+    merged = export_of(adapter, weights, config, where.with_name("merged"), **whole)
+    pipe.transformer = type(adapter.transformer).from_pretrained(str(merged))
+    theirs = draw_with_diffusers(pipe, folder.name, SMALL, sampler, latents)
+    torch.testing.assert_close(trained, theirs, atol=5e-5, rtol=0)
 
 
 def check_sequence_parallel(folder: Path, degree: int, size: tuple[int, int]) -> None:

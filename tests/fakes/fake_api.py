@@ -191,6 +191,23 @@ def down(run: str) -> int:
     return 2
 
 
+def export(
+    run: str,
+    *,
+    out: Path,
+    merged: bool = False,
+    live: bool = False,
+    checkpoint: int | None = None,
+    push: str | None = None,
+) -> dict[str, Any]:
+    """Write nothing."""
+    calls.append(
+        {"run": run, "out": out, "merged": merged, "live": live, "checkpoint": checkpoint, "push": push}
+    )
+    address = f"https://hub.example/{push}" if push else None
+    return {"path": str(out / "transformer"), "run": run, "iteration": checkpoint or 3, "pushed_to": address}
+
+
 def sample(run: str, prompt: str, *, out: Path, seed: int = 0) -> Path:
     """Write a grey picture."""
     import numpy as np

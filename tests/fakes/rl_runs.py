@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fakes.random_sd3 import RandomSD3
 from torch import Tensor
 
-from spotlight.config import RunConfig, check
-from spotlight.rl import batching
+from spotlight.config import RunConfig, TrainConfig, check
+from spotlight.rl import batching, export, params
 from spotlight.rl.batch import TrainSample
 from spotlight.rl.denoise import DenoiseState, begin, denoise
-from spotlight.rl.params import bound
 from spotlight.rl.sampler import Sampler
 from spotlight.rl.train_step import Trainer
 
@@ -81,7 +81,7 @@ def roll_out(
     """Fresh, rewarded samples made with the weights the trainer publishes."""
     ids = [(row, 65536 * iteration + j) for row in range(groups) for j in range(size)]
     states = start(ids, trainer.sampler, run_seed=trainer.config.seed)
-    with bound(trainer.adapter.transformer, trainer.trainable()):
+    with params.bound(trainer.adapter.transformer, trainer.trainable()):
         done = finish(
             trainer.adapter,
             trainer.sampler,
@@ -91,3 +91,19 @@ def roll_out(
             keep=trainer.algorithm.needs_trajectory,
         )
     return [TrainSample.of(state, prompt_of(state.row), reward(state.latents)) for state in done]
+
+
+def export_of(
+    adapter: Any,
+    weights: params.Weights,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    shape: Any,
+    fresh: Any,
+    **more: Any,
+) -> Path:
+    """Export `weights`, compared with what `adapter` answers when it holds them."""
+    with params.bound(adapter.transformer, weights):
+        expected = export.probe(adapter, shape, more.get("prompt", ""))
+    return export.export(weights, config, folder, expected=expected, shape=shape, fresh=fresh, **more)

@@ -16,7 +16,7 @@ from fakes.rl_runs import make_config, roll_out
 from safetensors.torch import load_file, save_file
 
 from spotlight.parallel import comm, ulysses
-from spotlight.rl import distributed
+from spotlight.rl import batching, distributed, params
 from spotlight.rl.train_step import Trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -76,12 +76,32 @@ def train(rank: int, folder: Path, config, batch, sp_degree: int = 1) -> None:
     metrics = trainer.train(batch, 0)
     published, average = trainer.trainable(), trainer.ema_tensors()
     tensors, meta = trainer.state()
-    assert bool(tensors) == (rank == 0)
-    save_file(published, folder / f"published-{rank}.safetensors")
+    assert [bool(found) for found in (published, average, tensors)] == [rank == 0] * 3
+    if sp_degree == 1:
+        roll_out_alone(rank, folder, trainer, batch)
     if rank == 0:
+        save_file(published, folder / "published.safetensors")
         save_file(average, folder / "average.safetensors")
         save_file(tensors, folder / "state.safetensors")
         (folder / "result.json").write_text(json.dumps({"metrics": metrics, "meta": meta}))
+
+
+def roll_out_alone(rank: int, folder: Path, trainer: Trainer, batch) -> None:
+    """Every process has the whole policy while it rolls out, and a forward needs none of the others."""
+    transformer = trainer.adapter.transformer
+    with trainer.rolling_out(), torch.no_grad():
+        live = {n: p.detach().clone() for n, p in params.trainable_parameters(transformer).items()}
+        save_file(live, folder / f"policy-{rank}.safetensors")
+        if rank == 0:
+            latents = torch.stack([sample.latents for sample in batch])
+            cond = batching.encode(trainer.adapter, [sample.prompt for sample in batch])
+            v = batching.velocity(trainer.adapter, latents, torch.full((len(batch),), 0.5), cond)
+            assert v.isfinite().all()
+    live_again = params.trainable_parameters(transformer)
+    assert all(
+        params.whole(live_again[n].detach()).equal(params.whole(t.detach()))
+        for n, t in trainer.parameters.items()
+    )
 
 
 def _sp_group(store, group: int, rank: int, size: int):
@@ -98,15 +118,17 @@ def one_process(config, batch) -> tuple[Trainer, dict[str, float]]:
     return trainer, trainer.train(batch, 0)
 
 
-def check_same(folder: Path, world: int, config, batch) -> None:
+def check_same(folder: Path, config, batch) -> None:
     alone, metrics = one_process(config, batch)
     found = json.loads((folder / "result.json").read_text())["metrics"]
     assert found.keys() == metrics.keys()
     for name, value in metrics.items():
         assert found[name] == pytest.approx(value, abs=LOSS_TOLERANCE, rel=1e-4), name
-    for rank in range(world):
-        published = load_file(folder / f"published-{rank}.safetensors")
-        assert published.keys() == alone.trainable().keys()
+    exact = load_file(folder / "published.safetensors")
+    for policy in sorted(folder.glob("policy-*.safetensors")):
+        published = load_file(policy)
+        assert published.keys() == alone.trainable().keys() == exact.keys()
+        assert all(published[name].equal(tensor) for name, tensor in exact.items())
         for name, tensor in alone.trainable().items():
             torch.testing.assert_close(published[name], tensor, atol=WEIGHT_TOLERANCE, rtol=0)
     for name, tensor in alone.ema_tensors().items():
@@ -126,7 +148,7 @@ def test_any_world_size_gives_the_same_loss_and_weights(kind: str, mode: str, tm
         folder = tmp_path / str(world)
         folder.mkdir()
         spawn(world, train, folder, config, batch)
-        check_same(folder, world, config, batch)
+        check_same(folder, config, batch)
 
 
 def test_fewer_points_than_processes(tmp_path: Path):
@@ -134,14 +156,14 @@ def test_fewer_points_than_processes(tmp_path: Path):
     batch = batch_of(config, 2)
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"steps_trained": 1})})
     spawn(4, train, tmp_path, config, batch)
-    check_same(tmp_path, 4, config, batch)
+    check_same(tmp_path, config, batch)
 
 
 def test_guidance_in_training(tmp_path: Path):
     config = config_of("flow_grpo", "lora", cfg=2.0)
     with_guidance = batch_of(config, 4)
     spawn(2, train, tmp_path, config, with_guidance)
-    check_same(tmp_path, 2, config, with_guidance)
+    check_same(tmp_path, config, with_guidance)
 
 
 @pytest.mark.parametrize(("mode", "world", "degree"), [("lora", 2, 2), ("full", 4, 2)])
@@ -149,7 +171,7 @@ def test_sequence_parallel_training(mode: str, world: int, degree: int, tmp_path
     config = config_of("flow_grpo", mode)
     batch = batch_of(config, 5)
     spawn(world, train, tmp_path, config, batch, degree)
-    check_same(tmp_path, world, config, batch)
+    check_same(tmp_path, config, batch)
 
 
 def resume(rank: int, folder: Path, config, batch, saved: Path) -> None:

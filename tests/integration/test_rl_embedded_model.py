@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes.rl_runs import export_of
 
 from spotlight.config import RunConfig, load
 from spotlight.rl import batching, data, params
 from spotlight.rl.batch import TrainSample
 from spotlight.rl.denoise import DenoiseState, begin, denoise
-from spotlight.rl.export import export, load_export
+from spotlight.rl.export import load_export
 from spotlight.rl.models import ModelAdapter, load_model
 from spotlight.rl.rewards import combine
 from spotlight.rl.sampler import Sampler
@@ -68,7 +69,7 @@ def test_roll_out_reward_train_export(kind: str, mode: str, tmp_path: Path):
     assert metrics["ratio_dev"] == 0
     assert metrics["updates"] == config.train.updates
     shape = trainer.adapter.latent_shape(config.model.height, config.model.width)
-    export(
+    export_of(
         trainer.adapter,
         trainer.ema_tensors(),
         config.train,

@@ -6,12 +6,13 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from fakes.random_sd3 import RandomSD3
+from fakes.rl_runs import export_of
 from safetensors.torch import load_file, save_file
 
 from spotlight.config import TrainConfig
 from spotlight.errors import IntegrityError
-from spotlight.rl import batching, params
-from spotlight.rl.export import LORA_FILE, export, load_export
+from spotlight.rl import batching, lora, params
+from spotlight.rl.export import LORA_FILE, load_export
 
 SHAPE = (1, 16, 32)
 FULL = TrainConfig(mode="full")
@@ -45,7 +46,7 @@ def expected(adapter: RandomSD3, weights: params.Weights) -> torch.Tensor:
 
 def test_a_lora_export_works_in_the_real_pipeline(tmp_path: Path):
     adapter, weights = trained(LORA)
-    path = export(adapter, weights, LORA, tmp_path / "export", shape=SHAPE, fresh=RandomSD3)
+    path = export_of(adapter, weights, LORA, tmp_path / "export", shape=SHAPE, fresh=RandomSD3)
     assert path == tmp_path / "export" / LORA_FILE
     pipeline = StableDiffusion3Pipeline(
         transformer=RandomSD3().transformer,
@@ -66,7 +67,7 @@ def test_a_lora_export_works_in_the_real_pipeline(tmp_path: Path):
 
 def test_lora_keys_are_those_of_diffusers(tmp_path: Path):
     adapter, weights = trained(LORA)
-    tensors = load_file(export(adapter, weights, LORA, tmp_path / "e", shape=SHAPE, fresh=RandomSD3))
+    tensors = load_file(export_of(adapter, weights, LORA, tmp_path / "e", shape=SHAPE, fresh=RandomSD3))
     assert len(tensors) == len(weights)
     assert all(name.startswith("transformer.transformer_blocks.") for name in tensors)
     assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in tensors)
@@ -76,18 +77,64 @@ def test_lora_keys_are_those_of_diffusers(tmp_path: Path):
 def test_a_full_export_is_a_diffusers_folder(tmp_path: Path):
     adapter, weights = trained(FULL)
     before = params.snapshot(adapter.transformer)
-    path = export(adapter, weights, FULL, tmp_path / "export", shape=SHAPE, fresh=RandomSD3)
+    path = export_of(adapter, weights, FULL, tmp_path / "export", shape=SHAPE, fresh=RandomSD3)
     loaded = SD3Transformer2DModel.from_pretrained(path)
     assert torch.equal(outputs(loaded), expected(adapter, weights))
     after = params.snapshot(adapter.transformer)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_merged_lora_is_a_diffusers_folder(dtype, tmp_path: Path):
+    """In fp32 equal to rounding; in bf16 each weight is the nearest to what the adapter makes of it."""
+
+    def fresh() -> RandomSD3:
+        adapter = RandomSD3()
+        adapter.transformer.to(dtype)
+        return adapter
+
+    adapter, weights = trained(LORA, 0.1)
+    base = {name: tensor.clone() for name, tensor in fresh().transformer.state_dict().items()}
+    if dtype != torch.float32:
+        adapter = fresh()
+        params.prepare(adapter, LORA, seed=0)
+    path = export_of(adapter, weights, LORA, tmp_path / "merged", shape=SHAPE, fresh=fresh, merged=True)
+    assert path == tmp_path / "merged" / "transformer"
+    loaded = SD3Transformer2DModel.from_pretrained(path, torch_dtype=dtype)
+    if dtype == torch.float32:
+        torch.testing.assert_close(outputs(loaded), expected(adapter, weights), atol=1e-5, rtol=0)
+    changed = 0
+    for name, tensor in loaded.state_dict().items():
+        layer = name.removesuffix(".weight")
+        up, down = (weights.get(f"{layer}.lora_{side}.default.weight") for side in "BA")
+        wanted = base[name] if up is None else (base[name].float() + 3.0 * (up @ down)).to(dtype)
+        assert tensor.dtype == dtype
+        torch.testing.assert_close(tensor, wanted, atol=1e-7 if dtype == torch.float32 else 0, rtol=0)
+        changed += up is not None and not torch.equal(tensor, base[name])
+    assert 2 * changed == len(weights)
+
+
+def test_an_adapter_of_another_architecture_is_not_merged():
+    _, weights = trained(LORA)
+    name = next(name for name in weights if "lora_B" in name)
+    transformer = RandomSD3().transformer
+    before = {key: tensor.clone() for key, tensor in transformer.state_dict().items()}
+    for broken in (
+        {name.replace("blocks.0", "blocks.9"): weights[name]},
+        {name: weights[name][1:]},
+        {other: tensor for other, tensor in weights.items() if other != name},
+    ):
+        kept = {} if len(broken) > 1 else weights
+        with pytest.raises(IntegrityError, match=r"belongs to no layer|are not .* pairs"):
+            lora.merge(transformer, kept | broken, 4, 12)
+    assert all(torch.equal(before[key], tensor) for key, tensor in transformer.state_dict().items())
+
+
 @pytest.mark.parametrize("config", [FULL, LORA], ids=["full", "lora"])
 def test_untrained_weights_export_too(config, tmp_path: Path):
     adapter = RandomSD3()
     params.prepare(adapter, config, seed=0)
-    export(
+    export_of(
         adapter, params.snapshot(adapter.transformer), config, tmp_path / "e", shape=SHAPE, fresh=RandomSD3
     )
 
@@ -96,7 +143,7 @@ def test_untrained_weights_export_too(config, tmp_path: Path):
 def test_an_export_replaces_the_one_before(config, tmp_path: Path):
     for seed in range(2):
         adapter, weights = trained(config, 0.01 * (seed + 1))
-        export(adapter, weights, config, tmp_path / "export", shape=SHAPE, fresh=RandomSD3)
+        export_of(adapter, weights, config, tmp_path / "export", shape=SHAPE, fresh=RandomSD3)
     fresh = RandomSD3()
     load_export(fresh, tmp_path / "export")
     assert torch.allclose(outputs(fresh.transformer), expected(adapter, weights), atol=1e-5)
@@ -128,16 +175,16 @@ def rewritten(change):
 def test_a_lora_that_does_not_take_is_caught(change, size, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     adapter, weights = trained(LORA, size)
     good = tmp_path / "export"
-    export(adapter, weights, LORA, good, shape=SHAPE, fresh=RandomSD3)
+    export_of(adapter, weights, LORA, good, shape=SHAPE, fresh=RandomSD3)
     kept = (good / LORA_FILE).read_bytes()
     monkeypatch.setattr("spotlight.rl.export.load_export", rewritten(change))
     with pytest.raises(IntegrityError, match=r"trained outputs|cannot be loaded"):
-        export(adapter, weights, LORA, good, shape=SHAPE, fresh=RandomSD3)
+        export_of(adapter, weights, LORA, good, shape=SHAPE, fresh=RandomSD3)
     assert (good / LORA_FILE).read_bytes() == kept
 
 
 def test_another_base_is_caught(tmp_path: Path):
     adapter, weights = trained(LORA)
     with pytest.raises(IntegrityError, match="does not give the trained outputs"):
-        export(adapter, weights, LORA, tmp_path / "e", shape=SHAPE, fresh=lambda: RandomSD3(seed=1))
+        export_of(adapter, weights, LORA, tmp_path / "e", shape=SHAPE, fresh=lambda: RandomSD3(seed=1))
     assert not (tmp_path / "e").exists()
