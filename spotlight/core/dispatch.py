@@ -16,9 +16,10 @@ from spotlight.core.types import DraftSource, Policy, Request, SampleId, WeightV
 
 
 class Straggler(NamedTuple):
-    """A request in its only run, and the seconds until that should end."""
+    """A request in its only run, by this worker, and the seconds until that should end."""
 
     record: Record
+    worker: Worker
     left_s: float
 
 
@@ -80,7 +81,7 @@ class Dispatch:
                 share = -(-len(queue) // len(self.members.fresh))
                 self.grant(worker, queue.pop(min(self.parked[worker.name], share)))
                 return True
-        if straggler is None or self.finals or self.evals:
+        if straggler is None or self.finals or self.evals or straggler.worker is worker:
             return False
         own_s = self._predict_s(worker, straggler.record)
         if own_s is None or straggler.left_s <= self.policy.duplicate_factor * own_s:
@@ -101,12 +102,13 @@ class Dispatch:
             return None
         worst = None
         for name in self.members.busy.extremes(2):
-            for lease in self.members.workers[name].leases.values():
+            worker = self.members.workers[name]
+            for lease in worker.leases.values():
                 record = self.records[lease.request.id]
                 if lease.request.kind == "final" and len(record.tokens) == 1:
                     left_s = self.left_s(lease)
                     if left_s is not None and (worst is None or left_s > worst.left_s):
-                        worst = Straggler(record, left_s)
+                        worst = Straggler(record, worker, left_s)
         return worst
 
     def _predict_s(self, worker: Worker, record: Record) -> float | None:

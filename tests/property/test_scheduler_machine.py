@@ -128,6 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         others = [t for t in self.live if self.grants[t].request.id == request.id]
         assert bool(others) == grant.duplicate
         assert len(others) < 2
+        assert grant.worker not in [self.grants[t].worker for t in others], "a second run of one's own"
         self.grants[grant.token] = grant
         self.live.add(grant.token)
 
@@ -230,10 +231,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         outcome = Outcome(grant.request.sample, kind, version, 0.5, "x", grant.worker, cost_s, STEPS)
         self.say(ev.Commit(grant.token, outcome))
 
-    @precondition(lambda self: self.grants)
-    @rule(pick=picks)
-    def commit_whatever(self, pick):
-        self.commit(pick, False, True, 1.0)
+    @precondition(lambda self: self.zombies())
+    @rule(pick=picks, commits=mostly, step=st.integers(1, STEPS))
+    def hand_in_late(self, pick, commits, step):
+        """A worker whose lease has passed knows nothing of it, and its request may be in other hands."""
+        grant = self.grants[self.zombies()[pick % len(self.zombies())]]
+        if commits:
+            sample, kind = grant.request.sample, grant.request.kind
+            outcome = Outcome(sample, kind, grant.version, 0.5, "x", grant.worker, 1.0, STEPS)
+            self.say(ev.Commit(grant.token, outcome))
+        else:
+            self.say(ev.Progress(grant.token, step, "crc32:0", 9))
+
+    def zombies(self):
+        """Tokens that have passed while their request goes on, the newest first."""
+        passed = [t for t in self.grants if t not in self.live and self.grants[t].request.id not in self.fate]
+        return passed[::-1]
 
     # -- the driver
 

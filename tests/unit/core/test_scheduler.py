@@ -260,6 +260,20 @@ def test_a_slow_worker_gets_the_last_request_when_the_fast_one_fails_to_come():
     assert [grant.worker for grant in grants] == ["slow"]
 
 
+def test_nobody_is_given_a_second_run_of_what_it_holds_itself():
+    """A worker that lost the answer to its pull pulls again: the request must not count its death twice."""
+    w = world("a", "b")
+    teach(w, {"a": 1.0, "b": 1.0})
+    w.submit(1)
+    (held,) = w.pull("a")
+    w.pass_time(12.0, "a", "b")  # long overdue
+    assert not w.pull("a")
+    assert not of(w.say(ev.Tick(0.1)), ev.Grant)
+    (second,) = w.pull("b")
+    assert (second.request, second.duplicate) == (held.request, True)
+    assert_clean(w)
+
+
 def test_a_straggler_is_run_twice_and_the_first_commit_wins():
     w = world("a", "b")
     teach(w, {"a": 1.0, "b": 1.0})
