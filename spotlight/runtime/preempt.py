@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from spotlight.errors import DataError
 
 HEADER = ["time", "node", "notice_s"]
 MAX_LINES = 100_000
-_TIME = re.compile(r"(?:it(?P<iteration>\d{1,9}))?\+?(?P<seconds>\d{1,9}(?:\.\d{1,9})?)?", re.ASCII)
+_SECONDS = r"\d{1,9}(?:\.\d{1,9})?"
+_TIME = re.compile(rf"(?P<plain>{_SECONDS})|it(?P<iteration>\d{{1,9}})(?:\+(?P<after>{_SECONDS}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,21 @@ def load(source: str | None, *, iterations: int, nodes: Sequence[str]) -> list[P
         ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
-    rows = [row for row in csv.reader(text.splitlines()) if row and any(cell.strip() for cell in row)]
-    if not rows or [cell.strip() for cell in rows[0]] != HEADER:
+    lines = {number: line for number, line in enumerate(text.splitlines(), 1) if line.strip(" ,")}
+    rows = {number: [cell.strip() for cell in line.split(",")] for number, line in lines.items()}
+    if rows.pop(min(rows, default=1), None) != HEADER:
         raise DataError(f"{path}:1: the first line must be {','.join(HEADER)}")
     if len(rows) > MAX_LINES:
         raise DataError(f"{path}: more than {MAX_LINES} lines")
-    return [_parse(row, f"{path}:{line}", nodes) for line, row in enumerate(rows[1:], 2)]
+    return [_parse(row, f"{path}:{number}", nodes) for number, row in rows.items()]
 
 
 def _parse(row: Sequence[str], where: str, nodes: Sequence[str]) -> Preemption:
     if len(row) != len(HEADER):
         raise DataError(f"{where}: {len(row)} fields, {len(HEADER)} are wanted")
-    time, node, notice = (cell.strip() for cell in row)
+    time, node, notice = row
     match = _TIME.fullmatch(time)
-    if not time or not match:
+    if not match:
         raise DataError(f"{where}: bad time {time[:30]!r}", hint="seconds, itN or itN+seconds")
     if node not in nodes:
         raise DataError(
@@ -78,4 +79,6 @@ def _parse(row: Sequence[str], where: str, nodes: Sequence[str]) -> Preemption:
         raise DataError(f"{where}: bad notice_s {notice[:30]!r}") from None
     if not abs(notice_s) <= 86_400:
         raise DataError(f"{where}: notice_s {notice[:30]!r} is not within a day")
-    return Preemption(int(match["iteration"] or 0), float(match["seconds"] or 0), node, notice_s)
+    return Preemption(
+        int(match["iteration"] or 0), float(match["plain"] or match["after"] or 0), node, notice_s
+    )

@@ -86,6 +86,12 @@ def test_overrides_reach_their_key_and_later_ones_win() -> None:
         (b"- 1\n", "mapping"),
         (b"\xff\xfe\x00", "UTF-8"),
         (b"a: [" * 5000, "deep"),
+        (b"seed: " + b"9" * 5000, "digits"),
+        (b"seed: 2020-13-01\n", "month"),
+        (b"? [a, b]\n: 3\n", "a key must be a word"),
+        (b"1: 2\n", "should be strings"),
+        (b"seed: yes\n", "no numbers"),
+        (b"seed: 1\n---\nseed: 2\n", "single document"),
         (b"iterations: !!python/object:os.system {}\n", "could not determine a constructor"),
     ],
 )

@@ -41,6 +41,12 @@ def test_bom_crlf_blank_lines_and_spaces_are_fine(tmp_path: Path) -> None:
         ("time,node,notice_s\nsoon,s0,0\n", ":2: bad time 'soon'"),
         ("time,node,notice_s\n-1,s0,0\n", ":2: bad time"),
         ("time,node,notice_s\n,s0,0\n", ":2: bad time"),
+        ("time,node,notice_s\nit99999999999,s0,0\n", ":2: bad time"),
+        ("time,node,notice_s\nit3.5,s0,0\n", ":2: bad time"),
+        ("time,node,notice_s\n1+it3,s0,0\n", ":2: bad time"),
+        ('time,node,notice_s\n"1\n2",s0,0\n', ":2: 1 fields"),
+        ("time,node,notice_s\n" + "9" * 200_000 + ",s0,0\n", ":2: bad time"),
+        ("time,node,notice_s\n" + "1,s0,0\n" * 100_001, "more than 100000 lines"),
         ("time,node,notice_s\n1,od0,0\n", ":2: no spot node 'od0'"),
         ("time,node,notice_s\n1,s0,0\n1,s0,nan\n", ":3: notice_s"),
         ("time,node,notice_s\n1,s0,x\n", ":2: bad notice_s"),
@@ -51,6 +57,7 @@ def test_a_bad_trace_names_file_and_line(tmp_path: Path, text: str | bytes, word
     with pytest.raises(DataError) as caught:
         read(tmp_path, text)
     assert words in caught.value.message
+    assert len(caught.value.message) < 300
 
 
 def test_a_missing_file_and_none_and_demo() -> None:
