@@ -6,10 +6,8 @@ always find them. Whatever ends `bring_up` early (an error, Ctrl-C, twice) ends 
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,7 +46,7 @@ def bring_up(
             provider = (make or _sky_provider)(launch, Path(staged))
             (head,) = (spec for spec in launch.specs(Role.ON_DEMAND) if spec.head)
             say(f"asking {launch.cloud} for {head.name} in {launch.region}")
-            with contextlib.redirect_stdout(sys.stderr):  # SkyPilot's own words; stdout is for data
+            with skypilot.its_words_aside():
                 provider.launch(head)
         except BaseException as error:
             _undo(launch, machines, forget, say)

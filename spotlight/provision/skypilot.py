@@ -42,6 +42,25 @@ _UNDER_WAY = ("PENDING", "RUNNING", "WAITING", "QUEUED")  # of a request to SkyP
 log = logging.getLogger(__name__)
 
 
+class _Words:
+    """A stream without the markup in which SkyPilot tells its own client of spinners."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Pass it on."""
+        return len(text) if text.startswith("<sky-payload") else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def its_words_aside() -> contextlib.AbstractContextManager[Any]:
+    """SkyPilot prints; stdout is for data."""
+    return contextlib.redirect_stdout(_Words(sys.stderr))
+
+
 def require() -> Any:
     """SkyPilot's package. Raises CredentialError when it is not installed (a bare folder `sky/` is not it)."""
     spec = importlib.util.find_spec("sky")
@@ -50,9 +69,7 @@ def require() -> Any:
             "SkyPilot is not installed",
             hint="pip install 'skypilot[aws,gcp]>=0.14'; local runs work without it",
         )
-    with contextlib.redirect_stdout(
-        sys.stderr
-    ):  # its log goes to the stream that it finds now; stdout is for data
+    with its_words_aside():  # its log goes to the stream that it finds now
         import sky
 
     return sky
@@ -109,7 +126,7 @@ def offers(requests: Sequence[GpuRequest], cloud: str | None, region: str | None
     sky = require()
     as_of = datetime.now(UTC).date().isoformat()
     found: list[Offer] = []
-    with contextlib.redirect_stdout(sys.stderr):  # SkyPilot tells of catalogs that it fetches
+    with its_words_aside():  # it tells of catalogs that it fetches
         for name in enabled_clouds(cloud):
             for request in requests:
                 found += _catalog(sky, name, request, region)
@@ -122,7 +139,7 @@ def quota_code(instance_type: str, spot: bool) -> tuple[str, float]:
     sky = require()
     from sky.catalog import aws_catalog
 
-    with contextlib.redirect_stdout(sys.stderr):
+    with its_words_aside():
         code = aws_catalog.get_quota_code(instance_type, spot)
         vcpus, _ = sky.catalog.get_vcpus_mem_from_instance_type(instance_type, "aws")
     return code if isinstance(code, str) else "", float(vcpus or 0)
@@ -321,7 +338,7 @@ def forget(cluster: str) -> None:
     """Remove SkyPilot's own record of a cluster whose machines have been ended; no record is fine."""
     try:
         sky = require()
-        with contextlib.redirect_stdout(sys.stderr):
+        with its_words_aside():
             sky.get(sky.down(cluster, purge=True))
     except Exception as error:  # noqa: BLE001 - the machines are gone; the record is cosmetic
         log.debug("sky down %s: %s", cluster, error)

@@ -239,3 +239,11 @@ def test_terminate_ends_the_machine_on_the_clouds_own_list(cloud: FakeCloud, mon
     assert info.state is NodeState.GONE
     made.terminate("s0")
     made.terminate("s7")
+
+
+def test_skypilots_words_go_to_stderr_without_its_markup(capsys) -> None:
+    with skypilot.its_words_aside():
+        print('<sky-payload>"<rich_init>Fetching</rich_init>"</sky-payload>', flush=True)
+        print("Running on cluster")
+    said = capsys.readouterr()
+    assert (said.out, said.err.strip()) == ("", "Running on cluster")
