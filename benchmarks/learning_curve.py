@@ -5,6 +5,7 @@ With `--drafts N` every group's seeds are chosen from N drafts made with weights
 nodes make them while the trainer trains; with 0 the seeds are random. One JSON line per validation.
 
     python benchmarks/learning_curve.py --drafts 24 --set seed=1
+    python benchmarks/learning_curve.py tiny-geneval --grid after.png
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Run:
         return denoise(self.adapter, sampler, cond, states, run_seed=seed, keep_trajectory=keep)
 
     def images(self, states: Sequence[DenoiseState]) -> torch.Tensor:
-        """(B, 1, 16, 32) in [0, 1]."""
+        """(B, 1 or 3, height, width) in [0, 1]."""
         return batching.decode(self.adapter, torch.stack([state.latents for state in states]))
 
     def rewards(self, pairs: Sequence[tuple[Prompt, int]], states: Sequence[DenoiseState]) -> Scores:
@@ -125,9 +126,9 @@ class Run:
 
 
 def grid(pictures: torch.Tensor, path: Path, columns: int = 12) -> None:
-    tiles = (pictures[:, 0] * 255).round().byte()
+    tiles = (pictures.expand(-1, 3, -1, -1) * 255).round().byte().permute(0, 2, 3, 1)
     rows = tiles[: len(tiles) // columns * columns].unflatten(0, (-1, columns))
-    Image.fromarray(rows.permute(0, 2, 1, 3).flatten(2).flatten(0, 1).numpy()).save(path)
+    Image.fromarray(rows.transpose(1, 2).flatten(2, 3).flatten(0, 1).numpy()).save(path)
 
 
 def main() -> None:

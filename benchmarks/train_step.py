@@ -1,10 +1,13 @@
 """Images per second of roll-out and training, phase by phase, beside a plain diffusers + peft loop.
 
 Both do the same mathematics on the same noise with one Flow-GRPO iteration (SDE steps, log-probabilities, clipped
-objective, LoRA, AdamW), and must end in the same loss; rounds alternate and the best of each counts. The plain
-loop is what one would write in a page: no keyed noise, no resumable state, no weight sets, no checks.
-`tiny` is the embedded model, `mid` a random SD3 transformer of 256 tokens. On a GPU the share of the card's
-dense bf16 rate is reported as well.
+objective, LoRA, AdamW), and must end in the same loss. The plain loop is what one would write in a page: no
+resumable state, no weight sets, no checks. Rounds come in pairs whose order alternates; the speed against the plain
+loop is the median over pairs, the images per second are the best round's. A last pair is run with clocks in it, for
+where the time goes, and with the peak of memory set back before each phase.
+
+`tiny` is the embedded model, `mid` a random SD3 transformer of 256 tokens. On a GPU the share of the card's dense
+bf16 rate is reported as well.
 
     python benchmarks/train_step.py --sizes tiny mid --samples 32
 """
@@ -14,9 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,10 +34,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from spotlight.config import RunConfig, check
-from spotlight.rl import batching
+from spotlight.rl import batch, batching, denoise
 from spotlight.rl.batch import TrainSample
-from spotlight.rl.denoise import begin, denoise
-from spotlight.rl.models.tiny import CharacterEncoder, TinyAdapter, build
+from spotlight.rl.models.tiny import SymbolEncoder, TinyAdapter, build
 from spotlight.rl.noise import initial_noise, step_noise
 from spotlight.rl.train_step import Trainer
 
@@ -41,12 +48,12 @@ RANK, ALPHA, CLIP, LR, GROUP = 16, 32, 1e-4, 1e-4, 8
 class Size:
     """A model and the latents it works on."""
 
-    make: Callable[[], tuple[SD3Transformer2DModel, CharacterEncoder]]
+    make: Callable[[], tuple[SD3Transformer2DModel, SymbolEncoder]]
     pixels: tuple[int, int]
 
 
-def mid() -> tuple[SD3Transformer2DModel, CharacterEncoder]:
-    encoder = CharacterEncoder(dim=64, slots=32)
+def mid() -> tuple[SD3Transformer2DModel, SymbolEncoder]:
+    encoder = SymbolEncoder(dim=64, slots=32)
     transformer = SD3Transformer2DModel(
         sample_size=32,
         patch_size=2,
@@ -85,15 +92,7 @@ class Ours:
         self.adapter = model(size, device, dtype)
         self.trainer = Trainer(self.adapter, config)
         self.shape = self.adapter.latent_shape(*size.pixels)
-        self.device = device
-        self.forward_s = 0.0  # in the model, since the last reset
-        self._velocity = self.adapter.velocity
-        self.adapter.velocity = self._timed_velocity  # type: ignore[method-assign]
-
-    def _timed_velocity(self, *args: Any, **kwargs: Any) -> Tensor:
-        seconds, found = timed(lambda: self._velocity(*args, **kwargs), self.device)
-        self.forward_s += seconds
-        return found
+        self.net, self.optimizer = self.adapter.transformer, self.trainer.optimizer
 
     def roll_out(self, ids: Sequence[tuple[int, int]], micro: int) -> list[TrainSample]:
         """Samples with their trajectories."""
@@ -101,9 +100,11 @@ class Ours:
         done = []
         for start in range(0, len(ids), micro):
             part = ids[start : start + micro]
-            states = [begin(r, s, version=0, sampler=sampler, run_seed=0, shape=self.shape) for r, s in part]
+            states = [
+                denoise.begin(r, s, version=0, sampler=sampler, run_seed=0, shape=self.shape) for r, s in part
+            ]
             cond = batching.encode(self.adapter, [f"{row:03d}" for row, _ in part])
-            done += denoise(self.adapter, sampler, cond, states, run_seed=0, keep_trajectory=True)
+            done += denoise.denoise(self.adapter, sampler, cond, states, run_seed=0, keep_trajectory=True)
         return [TrainSample.of(s, f"{s.row:03d}", float(s.latents.mean())) for s in done]
 
     def train(self, samples: list[TrainSample], micro: int) -> float:
@@ -192,12 +193,66 @@ class Plain:
         return total
 
 
+class Clocks:
+    """Seconds by phase, of calls that are watched for a while."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.seconds = device, Counter[str]()
+
+    @contextmanager
+    def watching(self, subject: Ours | Plain) -> Iterator[None]:
+        """Clocks around what both do: forward, backward, optimiser, keyed noise."""
+        with ExitStack() as stack:
+            for owner, attribute, phase in (
+                (subject.net, "forward", "forward"),
+                (Tensor, "backward", "backward"),
+                (subject.optimizer, "step", "optimiser"),
+                *((module, "step_noise", "noise") for module in (denoise, batch)),
+                (denoise, "initial_noise", "noise"),
+                *((sys.modules[__name__], name, "noise") for name in ("initial_noise", "step_noise")),
+            ):
+                stack.callback(setattr, owner, attribute, getattr(owner, attribute))
+                setattr(owner, attribute, self._watched(getattr(owner, attribute), phase))
+            yield
+
+    def _watched(self, call: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seconds, found = timed(lambda: call(*args, **kwargs), self.device)
+            self.seconds[phase] += seconds
+            return found
+
+        return watched
+
+    def shares(self, total: float) -> dict[str, float]:
+        """Of `total` seconds, by phase; starts anew."""
+        shares = {phase: round(seconds / total, 3) for phase, seconds in self.seconds.items()}
+        self.seconds.clear()
+        return shares | {"rest": round(1 - sum(shares.values()), 3)}
+
+
 def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
-    start = time.perf_counter()
+    """Seconds and result. On the CPU they are those of this process, so that others on the machine do not count."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    start = clock()
     found = work()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start, found
+    return clock() - start, found
+
+
+def reset_peak(device: str) -> None:
+    """Start the peak of memory anew (on the CPU: Linux)."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    elif (path := Path("/proc/self/clear_refs")).exists():
+        path.write_text("5")
+
+
+def peak_bytes(device: str) -> int:
+    """Largest memory since then: of tensors on a GPU, of the whole process on the CPU."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def flops_of_forward(size: Size, device: str, dtype: torch.dtype, micro: int) -> int:
@@ -207,13 +262,6 @@ def flops_of_forward(size: Size, device: str, dtype: torch.dtype, micro: int) ->
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         plain.velocity(x, 0.5, plain.encode([0] * micro))
     return counter.get_total_flops()
-
-
-def noise_s(shape: tuple[int, ...], samples: int, steps: int) -> float:
-    """Seconds that drawing all keyed noise of a roll-out takes."""
-    return timed(
-        lambda: [step_noise(0, 0, i, s, shape) for i in range(samples) for s in range(steps)], "cpu"
-    )[0]
 
 
 def run_config(micro: int) -> RunConfig:
@@ -238,53 +286,50 @@ def measure(name: str, samples: int, micro: int, rounds: int, device: str) -> di
     size, config = SIZES[name], run_config(micro)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     ids = [(i // GROUP, i % GROUP) for i in range(samples)]
-    best: dict[str, float] = {}
+    seconds: dict[str, list[float]] = {}
     losses: dict[str, float] = {}
-    shares: dict[str, float] = {}  # of the last round
     for number in range(rounds):
         for kind in (Ours, Plain) if number % 2 else (Plain, Ours):  # who comes first meets colder caches
-            subject = kind(size, config, device, dtype)
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            label = kind.__name__.lower()
+            subject, label = kind(size, config, device, dtype), kind.__name__.lower()
             roll_s, found = timed(lambda s=subject: s.roll_out(ids, micro), device)
-            if isinstance(subject, Ours):
-                shares["forward_share_of_roll_out"] = subject.forward_s / roll_s
-                subject.forward_s = 0.0
-            train_s, loss = timed(lambda s=subject, f=found: s.train(f, micro), device)
-            if isinstance(subject, Ours):
-                shares["forward_share_of_train"] = subject.forward_s / train_s
-            for phase, seconds in (("roll_out", roll_s), ("train", train_s)):
-                best[f"{label}_{phase}"] = min(seconds, best.get(f"{label}_{phase}", seconds))
-            losses[label] = loss
-            if device == "cuda":
-                best[f"{label}_peak_bytes"] = torch.cuda.max_memory_allocated()
+            train_s, losses[label] = timed(lambda s=subject, f=found: s.train(f, micro), device)
+            seconds.setdefault(f"{label}_roll_out", []).append(roll_s)
+            seconds.setdefault(f"{label}_train", []).append(train_s)
     assert abs(losses["ours"] - losses["plain"]) < (1e-5 if device == "cpu" else 1e-2), losses
+    best = {key: min(values) for key, values in seconds.items()}
     out: dict[str, Any] = {
-        f"{key}_images_per_s": round(samples / value, 2)
-        for key, value in best.items()
-        if not key.endswith("bytes")
-    }
-    out |= {key: int(value) for key, value in best.items() if key.endswith("bytes")}
+        f"{key}_images_per_s": round(samples / value, 2) for key, value in best.items()
+    } | {"loss_difference": abs(losses["ours"] - losses["plain"])}
+    for phase in ("roll_out", "train"):
+        pairs = zip(seconds[f"plain_{phase}"], seconds[f"ours_{phase}"], strict=True)
+        ratios = sorted(plain / ours for plain, ours in pairs)
+        out[f"{phase}_speed_vs_plain"] = round(median(ratios), 3)
+        out[f"{phase}_speed_vs_plain_range"] = [round(ratios[0], 3), round(ratios[-1], 3)]
+    for kind in (Plain, Ours):
+        out[kind.__name__.lower()] = phases(kind(size, config, device, dtype), ids, micro, device)
     forwards = flops_of_forward(size, device, dtype, micro) * samples / micro
     steps = config.sampler.steps
-    out |= {
-        "roll_out_speed_vs_plain": round(best["plain_roll_out"] / best["ours_roll_out"], 3),
-        "train_speed_vs_plain": round(best["plain_train"] / best["ours_train"], 3),
-        "keyed_noise_share_of_roll_out": round(
-            noise_s(subject.shape, samples, steps) / best["ours_roll_out"], 3
-        ),
-        "roll_out_gflops_per_s": round(forwards * steps / best["ours_roll_out"] / 1e9, 1),
-        "train_gflops_per_s": round(3 * forwards * (steps - 1) / best["ours_train"] / 1e9, 1),
-        **{key: round(value, 3) for key, value in shares.items()},
-        "loss_difference": abs(losses["ours"] - losses["plain"]),
+    rates = {
+        "roll_out": forwards * steps / best["ours_roll_out"],
+        "train": 3 * forwards * (steps - 1) / best["ours_train"],
     }
+    out |= {f"{phase}_gflops_per_s": round(rate / 1e9, 1) for phase, rate in rates.items()}
     if device == "cuda":
         card = torch.cuda.get_device_name()
-        rate = next((rate for key, rate in DENSE_BF16_FLOPS.items() if key in card), None)
-        if rate:
-            out["roll_out_share_of_bf16"] = round(out["roll_out_gflops_per_s"] * 1e9 / rate, 4)
-            out["train_share_of_bf16"] = round(out["train_gflops_per_s"] * 1e9 / rate, 4)
+        dense = next((rate for key, rate in DENSE_BF16_FLOPS.items() if key in card), None)
+        if dense:
+            out |= {f"{phase}_share_of_bf16": round(rate / dense, 4) for phase, rate in rates.items()}
+    return out
+
+
+def phases(subject: Ours | Plain, ids: Sequence[tuple[int, int]], micro: int, device: str) -> dict[str, Any]:
+    """Where the time of one more round goes, and the peak of memory."""
+    clocks, out, given = Clocks(device), {}, ids
+    for phase, work in (("roll_out", subject.roll_out), ("train", subject.train)):
+        reset_peak(device)
+        with clocks.watching(subject):
+            total, given = timed(lambda work=work, given=given: work(given, micro), device)
+        out[phase] = clocks.shares(total) | {"peak_bytes": peak_bytes(device)}
     return out
 
 
@@ -296,7 +341,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=[*SIZES], default=[*SIZES])
     parser.add_argument("--samples", type=int, default=32, help="a multiple of 8, the size of a group")
     parser.add_argument("--micro-batch", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of timed rounds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     if arguments.samples % GROUP:
@@ -312,7 +357,6 @@ def main() -> None:
             print(f"{name}:")
             for key, value in out[name].items():
                 print(f"  {key:<36}{value}")
-    out["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(out))
 
 

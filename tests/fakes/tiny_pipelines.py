@@ -37,6 +37,7 @@ from transformers import (
     T5TokenizerFast,
 )
 
+KINDS = ("sd3", "flux", "qwen_image")
 BYTES = sorted(ByteLevel.alphabet())
 CLIP_TOKENS = 16
 

@@ -1,7 +1,8 @@
-"""The embedded default: an SD3 transformer of 1.3 M parameters that draws digits on 16x32 grey pixels.
+"""The embedded models: SD3 transformers of 1.3 M parameters that draw digits (`tiny`) or shapes (`tiny-shapes`).
 
-There is no VAE: a latent is the picture in [-1, 1]. The text side is an embedding per character. A checkpoint
-is a folder in diffusers' layout with safetensors in it; `benchmarks/pretrain_tiny.py` made `assets/tiny`.
+There is no VAE: a latent is the picture in [-1, 1], of 16x32 grey or 24x24 coloured pixels. The text side is an
+embedding per character or word. A checkpoint is a folder in diffusers' layout with safetensors in it, whose own
+configuration says which channels and vocabulary it has; `benchmarks/pretrain_tiny.py` made those in `assets`.
 """
 
 from __future__ import annotations
@@ -23,55 +24,71 @@ from torch import Tensor, nn
 from spotlight.config import ModelConfig
 from spotlight.errors import ConfigError, DataError, IntegrityError, NotFoundError
 from spotlight.rl.data import written_text
-from spotlight.rl.models import DTYPES, Conditioning, configure
+from spotlight.rl.models import DTYPES, Conditioning, configure, dtype_of
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-DEFAULT_ALPHABET = "0123456789"
+DIGITS = tuple("0123456789")
 
 
-class CharacterEncoder(ModelMixin, ConfigMixin):
-    """An embedding per character and slot: (B, slots) ids to (B, slots, dim) and pooled (B, dim)."""
+class SymbolEncoder(ModelMixin, ConfigMixin):
+    """An embedding per symbol and slot: (B, slots) ids to (B, slots, dim) and pooled (B, dim).
+
+    Symbols are the characters of the text that a prompt quotes (or of the whole prompt), or with `words` the
+    words of the prompt.
+    """
 
     @register_to_config
-    def __init__(self, alphabet: str = DEFAULT_ALPHABET, slots: int = 4, dim: int = 32) -> None:
+    def __init__(
+        self, vocabulary: Sequence[str] = DIGITS, slots: int = 4, dim: int = 32, words: bool = False
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(len(alphabet) + 2, dim)  # and `no character`, `no prompt`
+        self.embedding = nn.Embedding(len(vocabulary) + 2, dim)  # and `no symbol`, `no prompt`
         self.position = nn.Parameter(torch.randn(slots, dim) * 0.3)
         self.pool = nn.Linear(slots * dim, dim)
+        self._place = {symbol: place for place, symbol in enumerate(vocabulary)}
 
-    def ids(self, texts: Sequence[str]) -> Tensor:
+    def ids(self, prompts: Sequence[str]) -> Tensor:
         """(B, slots); the empty text is the unconditional prompt. Raises DataError: it cannot be drawn."""
-        alphabet, slots = self.config.alphabet, self.config.slots
-        none, unconditional = len(alphabet), len(alphabet) + 1
+        none, unconditional = len(self._place), len(self._place) + 1
         rows = []
-        for text in texts:
-            if not text:
-                rows.append([unconditional] * slots)
+        for prompt in prompts:
+            if not prompt.strip():
+                rows.append([unconditional] * self.config.slots)
                 continue
-            unknown = "".join(sorted(set(text) - set(alphabet)))
-            if unknown or len(text) > slots:
-                fault = f"it does not know {unknown[:20]!r}" if unknown else f"{len(text)} characters"
-                raise DataError(
-                    f"the tiny model cannot draw {text[:40]!r}: {fault}",
-                    hint=f"a prompt is (or quotes) 1 to {slots} characters of {alphabet}",
-                )
-            rows.append([alphabet.index(character) for character in text] + [none] * (slots - len(text)))
-        return torch.tensor(rows, dtype=torch.long).reshape(-1, slots)
+            known = [self._place[symbol] for symbol in self._symbols(prompt)]
+            rows.append(known + [none] * (self.config.slots - len(known)))
+        return torch.tensor(rows, dtype=torch.long).reshape(-1, self.config.slots)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (B, slots, dim) and their pooled projection (B, dim)."""
         embeds = self.embedding(ids) + self.position
         return embeds, self.pool(embeds.flatten(1))
 
+    def _symbols(self, prompt: str) -> Sequence[str]:
+        words, slots = self.config.words, self.config.slots
+        symbols = prompt.lower().split() if words else written_text(prompt) or prompt.strip()
+        unknown = list(dict.fromkeys(symbol for symbol in symbols if symbol not in self._place))
+        if not unknown and len(symbols) <= slots:
+            return symbols
+        kind, joint = ("words", ", ") if words else ("characters", "")
+        fault = f"it does not know {joint.join(unknown)[:40]!r}" if unknown else f"{len(symbols)} {kind}"
+        raise DataError(
+            f"the tiny model cannot draw {prompt[:60]!r}: {fault}",
+            hint=f"a prompt is {'' if words else '(or quotes) '}1 to {slots} {kind} of "
+            f"{joint.join(self._place)}",
+        )
 
-def build(alphabet: str = DEFAULT_ALPHABET) -> tuple[SD3Transformer2DModel, CharacterEncoder]:
-    """Untrained transformer and text encoder in the embedded checkpoint's size, from torch's random state."""
-    encoder = CharacterEncoder(alphabet)
+
+def build(
+    encoder: SymbolEncoder | None = None, *, channels: int = 1
+) -> tuple[SD3Transformer2DModel, SymbolEncoder]:
+    """Untrained transformer and text encoder in the embedded checkpoints' size, from torch's random state."""
+    encoder = encoder or SymbolEncoder()
     transformer = SD3Transformer2DModel(
         sample_size=32,
         patch_size=4,
-        in_channels=1,
-        out_channels=1,
+        in_channels=channels,
+        out_channels=channels,
         num_layers=4,
         num_attention_heads=4,
         attention_head_dim=24,
@@ -93,13 +110,13 @@ class TinyAdapter:
         *("net.0.proj", "net.2"),
     )
 
-    def __init__(self, transformer: nn.Module, encoder: CharacterEncoder, base_id: str) -> None:
+    def __init__(self, transformer: nn.Module, encoder: SymbolEncoder, base_id: str) -> None:
         self.transformer = transformer
         self.base_id = base_id
         self._encoder = encoder.requires_grad_(False)
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """(1, height, width): the identity VAE."""
+        """(channels, height, width): the identity VAE."""
         config = self.transformer.config
         largest = config.patch_size * config.pos_embed_max_size
         if height % config.patch_size or width % config.patch_size or max(height, width) > largest:
@@ -111,9 +128,8 @@ class TinyAdapter:
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """Draws what a prompt quotes, or the whole prompt."""
-        texts = [written_text(prompt) or prompt.strip() for prompt in prompts]
-        embeds, pooled = self._encoder(self._encoder.ids(texts).to(self._encoder.device))
+        """See `ModelAdapter.encode`."""
+        embeds, pooled = self._encoder(self._encoder.ids(prompts).to(self._encoder.device))
         return Conditioning({"embeds": embeds, "pooled": pooled})
 
     def velocity(
@@ -133,7 +149,7 @@ class TinyAdapter:
         return without + cfg * (with_prompt - without)
 
     def _forward(self, latents: Tensor, t: Tensor, cond: Conditioning) -> Tensor:
-        dtype = self.transformer.dtype
+        dtype = dtype_of(self.transformer)
         return self.transformer(
             hidden_states=latents.to(dtype),
             encoder_hidden_states=cond["embeds"].to(dtype),
@@ -143,26 +159,33 @@ class TinyAdapter:
         )[0].float()
 
     def decode(self, latents: Tensor) -> Tensor:
-        """(B, 1, H, W) in [0, 1]."""
+        """(B, channels, H, W) in [0, 1]."""
         return (latents.float().clamp(-1, 1) + 1) / 2
 
 
 def load(config: ModelConfig) -> TinyAdapter:
-    """The embedded checkpoint, or one of the same layout at `config.path`."""
-    if config.path is None:
-        with resources.as_file(resources.files("spotlight") / "assets" / "tiny") as folder:
-            return _load_folder(folder, config)
-    return _load_folder(Path(config.path), config)
+    """A checkpoint at `config.path`, or `builtin:NAME` of those in the package; empty: `builtin:tiny`."""
+    path = "builtin:tiny" if config.path is None else config.path
+    if not path.startswith("builtin:"):
+        return _load_folder(Path(path), config)
+    name = path.removeprefix("builtin:")
+    with resources.as_file(resources.files("spotlight") / "assets") as assets:
+        names = sorted(folder.name for folder in assets.iterdir())
+        if name not in names:
+            raise NotFoundError(
+                f"no built-in checkpoint {name[:80]!r}", hint=f"there are builtin:{', builtin:'.join(names)}"
+            )
+        return _load_folder(assets / name, config)
 
 
-def save(folder: Path, transformer: SD3Transformer2DModel, encoder: CharacterEncoder) -> None:
+def save(folder: Path, transformer: SD3Transformer2DModel, encoder: SymbolEncoder) -> None:
     """Write a checkpoint in fp16: model_index.json, transformer/, text_encoder/."""
     folder.mkdir(parents=True, exist_ok=True)
     transformer.half().save_pretrained(folder / "transformer")
     encoder.half().save_pretrained(folder / "text_encoder")
     index = {
         "_class_name": "TinyPipeline",
-        "text_encoder": ["spotlight.rl.models.tiny", "CharacterEncoder"],
+        "text_encoder": ["spotlight.rl.models.tiny", "SymbolEncoder"],
         "transformer": ["diffusers", "SD3Transformer2DModel"],
     }
     (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -170,7 +193,7 @@ def save(folder: Path, transformer: SD3Transformer2DModel, encoder: CharacterEnc
 
 def _load_folder(folder: Path, config: ModelConfig) -> TinyAdapter:
     transformer = _load_part(SD3Transformer2DModel, folder / "transformer")
-    encoder = _load_part(CharacterEncoder, folder / "text_encoder")
+    encoder = _load_part(SymbolEncoder, folder / "text_encoder")
     digest = hashlib.blake2b(digest_size=16)
     for part in ("transformer", "text_encoder"):
         digest.update((folder / part / WEIGHTS).read_bytes())

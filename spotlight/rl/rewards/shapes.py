@@ -50,7 +50,7 @@ def detect(image: Tensor, _metadata: Metadata | None = None) -> list[Detection]:
     contrast = np.linalg.norm(lab - np.median(border, axis=0), axis=-1)
     objects = []
     for area, color in _areas((contrast > MIN_CONTRAST).astype(np.uint8), lab):
-        found = _detection(area, color)
+        found = _detection(area, color, contrast)
         if found.confidence >= MIN_FILL:
             objects.append(found)
     return objects
@@ -70,8 +70,8 @@ def _areas(foreground: Mask, lab: npt.NDArray[np.float32]) -> Iterator[tuple[Mas
     """One mask and colour per object."""
     least = max(6, MIN_AREA * foreground.size)
     for area in _components(foreground, least):
-        names, counts = np.unique(_nearest(lab[area > 0]), return_counts=True)
-        many = names[counts >= max(MIN_COLOR_SHARE * counts.sum(), least)]
+        names, counts = np.unique(_nearest(lab[_inner(area)]), return_counts=True)
+        many = names[counts >= MIN_COLOR_SHARE * counts.sum()]
         if len(many) < 2:
             yield area, _color_of(area, lab)
             continue
@@ -91,9 +91,13 @@ def _components(mask: Mask, least: float) -> Iterator[Mask]:
 
 
 def _color_of(area: Mask, lab: npt.NDArray[np.float32]) -> str:
-    inner = cv2.erode(area, np.ones((3, 3), np.uint8), borderValue=0)  # the rim is mixed with paper
-    pixels = lab[(inner if inner.any() else area) > 0]
-    return list(COLORS)[_nearest(np.median(pixels, axis=0)[None])[0]]
+    return list(COLORS)[_nearest(np.median(lab[_inner(area)], axis=0)[None])[0]]
+
+
+def _inner(area: Mask) -> npt.NDArray[np.bool_]:
+    """Without the rim, which is mixed with paper."""
+    inner = cv2.erode(area, np.ones((3, 3), np.uint8), borderValue=0)
+    return (inner if inner.any() else area) > 0
 
 
 def _nearest(lab: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
@@ -101,10 +105,12 @@ def _nearest(lab: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
     return np.linalg.norm((lab[:, None] - _PALETTE) * (0.5, 1, 1), axis=-1).argmin(axis=1)
 
 
-def _detection(area: Mask, color: str) -> Detection:
-    zoomed = cv2.resize(area * 255, None, fx=ZOOM, fy=ZOOM, interpolation=cv2.INTER_CUBIC)
+def _detection(area: Mask, color: str, contrast: npt.NDArray[np.float32]) -> Detection:
+    """How much of a rim pixel is covered shows in its contrast, so outlines are finer than pixels."""
+    cover = area * np.minimum(contrast / np.median(contrast[_inner(area)]), 1)
+    zoomed = cv2.resize(cover, None, fx=ZOOM, fy=ZOOM, interpolation=cv2.INTER_CUBIC)
     padded = cv2.copyMakeBorder(zoomed, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
-    contours, _ = cv2.findContours((padded > 127).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+    contours, _ = cv2.findContours((padded > 0.5).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     fills = _fills(max(contours, key=cv2.contourArea))
     label = max(fills, key=lambda name: fills[name])
     x, y, width, height = cv2.boundingRect(area)

@@ -109,6 +109,47 @@ def test_what_it_cannot_draw_is_a_data_error(adapter: ModelAdapter, prompt: str)
     assert "0123456789" in str(caught.value.hint)
 
 
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> ModelAdapter:
+    """Another model of the kind: its vocabulary, words and channels come from the folder alone."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("words")
+    encoder = tiny.SymbolEncoder(["a", "red", "cat"], slots=3, dim=16, words=True)
+    tiny.save(folder, *tiny.build(encoder, channels=3))
+    return load_model(ModelConfig(path=str(folder)))
+
+
+def test_a_folder_says_what_its_model_reads_and_draws(words: ModelAdapter) -> None:
+    assert words.latent_shape(24, 24) == (3, 24, 24)
+    cond = words.encode(["a red cat", "cat  a", "A Red CAT", ""])
+    assert torch.equal(cond["embeds"][0], cond["embeds"][2])
+    assert not torch.equal(cond["embeds"][0], cond["embeds"][1])
+    v = words.velocity(torch.zeros(4, 3, 24, 24), torch.full((4,), 0.5), cond)
+    assert v.shape == (4, 3, 24, 24)
+    assert words.decode(v).shape == (4, 3, 24, 24)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fault"),
+    [
+        ("a blue dog", "it does not know 'blue, dog'"),
+        ("a red a red", "4 words"),
+        ('a "red" cat', "'\"red\"'"),
+    ],
+)
+def test_words_it_cannot_draw_are_a_data_error(words: ModelAdapter, prompt: str, fault: str) -> None:
+    with pytest.raises(DataError, match="the tiny model cannot draw") as caught:
+        words.encode([prompt])
+    assert fault in str(caught.value)
+    assert "1 to 3 words of a, red, cat" in str(caught.value.hint)
+
+
+def test_a_built_in_checkpoint_that_is_none_is_not_found() -> None:
+    with pytest.raises(NotFoundError, match="no built-in checkpoint 'tyni'") as caught:
+        load_model(ModelConfig(path="builtin:tyni"))
+    assert "builtin:tiny" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize(("height", "width"), [(16, 30), (18, 32), (64, 32), (16, 36)])
 def test_a_size_it_cannot_draw_is_a_config_error(adapter: ModelAdapter, height: int, width: int) -> None:
     with pytest.raises(ConfigError, match=f"{height}x{width}"):
@@ -140,7 +181,7 @@ def test_the_base_id_follows_the_weights(adapter: ModelAdapter, checkpoint: Path
 
 def test_save_then_load_is_the_same_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    transformer, encoder = tiny.build("xyz")
+    transformer, encoder = tiny.build(tiny.SymbolEncoder("xyz"))
     tiny.save(tmp_path / "new", transformer, encoder)
     loaded = load_model(ModelConfig(path=str(tmp_path / "new")))
     for name, tensor in transformer.state_dict().items():
