@@ -83,7 +83,7 @@ def _interval_of(machine: Machine, books: dict[NodeKey, Interval]) -> Interval |
         and (item.requested_s or 0.0) <= machine.launched_s + SLACK_S + _head_start_s(machine)
         and (item.ended_s is None or item.ended_s >= machine.launched_s - SLACK_S)
     ]
-    return max(fits, key=lambda item: (item.requested_s or 0.0, item.key), default=None)
+    return min(fits, key=lambda item: (-(item.requested_s or 0.0), item.key), default=None)
 
 
 def _head_start_s(machine: Machine) -> float:

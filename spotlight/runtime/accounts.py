@@ -23,7 +23,6 @@ from spotlight.core.budget import BudgetGuard, Forecast
 from spotlight.core.cost import EndReason, Market, PriceClass, PricePoint, Record
 from spotlight.core.ledger import Ledger, LedgerReader, ledger_from_records
 from spotlight.core.money import usd_of
-from spotlight.errors import SpotlightError
 from spotlight.names import home
 from spotlight.observe import journal
 from spotlight.observe.bill import what_if
@@ -133,8 +132,8 @@ class Accounts:
         try:
             for record in self._ask_cloud(self._ledger()):
                 self._book.record(record)
-        except SpotlightError as error:
-            log.warning("the cloud's record of the machines: %s", error.message)
+        except Exception as error:  # noqa: BLE001 - no answer, however odd, may end a run
+            log.warning("the cloud's record of the machines: %s", error)
 
     def estimate(self) -> Estimate | None:
         """Rented machines at their prices, own ones as GPUs of an 8x H100 machine; None where no price is known."""

@@ -212,3 +212,17 @@ def test_a_resumed_head_does_not_book_its_machine_twice(tmp_path) -> None:
         accounts.close()
     keys = [item.key for item in ledger_from_records(journal.read(tmp_path)).intervals]
     assert sorted(keys) == [NodeKey("od0", 0), NodeKey("s0", 0), NodeKey("s0", 1)]
+
+
+def test_a_cloud_that_answers_nonsense_ends_no_run(tmp_path) -> None:
+    from spotlight.config import BudgetConfig
+    from spotlight.runtime.accounts import Accounts
+
+    def nonsense(_: Ledger) -> list[cost.Record]:
+        raise KeyError("LaunchTime")
+
+    accounts = Accounts(tmp_path, BudgetConfig(), rented=LAUNCH.market, ask_cloud=nonsense)
+    accounts.launched("od0", "on_demand", "trainer")
+    accounts.up("od0")
+    accounts.settle()
+    accounts.close()
