@@ -20,7 +20,7 @@ from spotlight.errors import ConfigError, NotFoundError, SpotlightError, UserErr
 
 if TYPE_CHECKING:
     from spotlight.core.capacity import Plan
-    from spotlight.core.history import Verdict
+    from spotlight.core.verdict import Verdict
     from spotlight.observe.cost_report import By, CostReport
     from spotlight.observe.doctor import Check
     from spotlight.observe.status import Status
@@ -230,18 +230,10 @@ def serve_reward(
 
 def verify(run: str, *, replay: bool = False) -> list[Verdict]:
     """Check a run's journal against INV-1 to INV-7; with `replay`, also that the core decides the same again."""
-    from spotlight.core import history, history_nodes
-    from spotlight.core import replay as again
-    from spotlight.observe import journal
+    from spotlight.observe import verify as judge
 
     folder = _existing(run) / "journal"
-    nodes = history_nodes.NodeHistory()
-    for record in journal.read(folder):
-        nodes.see(record)
-    verdicts = [*history.check(journal.read(folder)), *nodes.verdicts()]
-    if replay:
-        verdicts.append(again.replay(journal.read(folder)))
-    return verdicts
+    return [*judge.verify(folder), *([judge.replay(folder)] if replay else [])]
 
 
 def status(run: str | None = None) -> Status:

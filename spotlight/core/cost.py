@@ -22,6 +22,7 @@ WorkKind = Literal["useful", "lost"]
 
 UtcS = Annotated[float, "seconds since the epoch; read from ISO 8601 text too"]
 Count = Annotated[int, "at least 0"]
+_END_OF_TIME_S = 1e12
 OWN_SOURCE = "own"  # a beginning or an end that we saw ourselves; whatever a cloud's API says outranks it
 
 
@@ -208,15 +209,15 @@ def decode(raw: Mapping[str, Any]) -> Record:
 def utc_seconds(value: float | str) -> float:
     """UTC seconds from a number, or from ISO 8601 text, which must say its offset from UTC.
 
-    Raises ValueError for NaN, for text that is no time, and for a local time without offset, which would be
-    ambiguous for an hour every autumn.
+    Raises ValueError for NaN and for what is tens of thousands of years away, for text that is no time, and
+    for a local time without offset, which would be ambiguous for an hour every autumn.
     """
     if isinstance(value, str):
         when = datetime.fromisoformat(value)
         if when.tzinfo is None:
             raise ValueError("a time without an offset from UTC")
         return when.timestamp()
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _END_OF_TIME_S:
         raise ValueError(f"not a time: {value!r}")
     return float(value)
 

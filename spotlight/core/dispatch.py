@@ -279,6 +279,8 @@ class Dispatch:
         oldest = self.newest_iteration - self.policy.keep_iterations
         if oldest > self.oldest_iteration:
             self.oldest_iteration = oldest
+            if self.drafting and self.drafting.iteration < oldest:
+                self.close_drafts("their iteration is long over")
             self.records = {
                 name: record
                 for name, record in self.records.items()

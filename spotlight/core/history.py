@@ -17,40 +17,9 @@ from typing import Any
 
 from spotlight.core.events import decode
 from spotlight.core.types import Policy
+from spotlight.core.verdict import Offence, Verdict, reading, verdict
 
 Record = Mapping[str, Any]
-MAX_OFFENCES = 20  # kept per invariant; all are counted
-
-
-@dataclass(frozen=True, slots=True)
-class Offence:
-    """One record that breaks an invariant: its `seq` in the journal, and what is wrong with it."""
-
-    seq: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"record {self.seq}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The judgement on one invariant: `checked` says on what, or why there was nothing to judge."""
-
-    name: str
-    ok: bool
-    checked: str
-    problems: tuple[Offence, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.name}: {'kept' if self.ok else 'BROKEN'}, {self.checked}"
-
-
-def verdict(name: str, checked: str, offences: list[Offence]) -> Verdict:
-    """Broken if there are offences; the first ones are kept, all are counted."""
-    if offences:
-        return Verdict(name, False, f"{len(offences)} offences in {checked}", tuple(offences[:MAX_OFFENCES]))
-    return Verdict(name, True, checked)
 
 
 @dataclass(slots=True)
@@ -298,23 +267,28 @@ def request_id(request: Record) -> str:
 
 
 def check(records: Iterable[Record]) -> list[Verdict]:
-    """The verdicts on INV-1 to INV-5. Raises DataError for a policy that cannot be read."""
+    """The verdicts on INV-1 to INV-5. Raises DataError for a record that cannot be read."""
     checkers = [OneFate(), OneCommit(), Fenced(), SameSamples(), BoundedStaleness()]
     facts, seq = Facts(), 0
     for record in records:
-        seq = record["seq"]
-        if record["type"] == "start":
-            _finish(checkers, seq, facts)
-            policy: Policy = decode(record["policy"])
-            facts = Facts(max_draft_lag=policy.max_draft_lag)
-        elif record["type"] == "on":
-            learn_event(facts, record)
-            for command in record["commands"]:
-                for checker in checkers:
-                    checker.see(seq, record["event"], command, facts)
-                learn_command(facts, record["event"], command)
+        with reading(record):
+            seq = int(record["seq"])
+            if record["type"] == "start":
+                _finish(checkers, seq, facts)
+                policy: Policy = decode(record["policy"])
+                facts = Facts(max_draft_lag=policy.max_draft_lag)
+            elif record["type"] == "on":
+                _judge(checkers, seq, record, facts)
     _finish(checkers, seq, facts)
     return [checker.verdict() for checker in checkers]
+
+
+def _judge(checkers: list[Checker], seq: int, record: Record, facts: Facts) -> None:
+    learn_event(facts, record)
+    for command in record["commands"]:
+        for checker in checkers:
+            checker.see(seq, record["event"], command, facts)
+        learn_command(facts, record["event"], command)
 
 
 def _finish(checkers: list[Checker], seq: int, facts: Facts) -> None:

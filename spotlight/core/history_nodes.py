@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotlight.core.billing import bill
-from spotlight.core.cost import decode
-from spotlight.core.history import Offence, Verdict, verdict
+from spotlight.core.cost import decode, utc_seconds
 from spotlight.core.ledger import Interval, Ledger, LedgerReader, NodeKey, name
 from spotlight.core.money import to_ms
+from spotlight.core.verdict import Offence, Verdict, reading, verdict
 
 _MONEY_STOPS, _MONEY_ADDS_UP = "INV-6 money stops", "INV-7 money adds up"
 _NOT_MACHINE_TIME = ("rounding", "disk", "egress")
@@ -26,15 +26,16 @@ class NodeHistory:
         self._last_utc = 0.0
 
     def see(self, record: Mapping[str, Any]) -> None:
-        """Take in any record. Raises DataError for a "node" record that cannot be read."""
-        self._last_utc = max(self._last_utc, record["utc"])
-        if record["type"] == "node":
-            self._reader.add(decode(record))
-            self._last_seq[str(record.get("node", ""))] = record["seq"]
-        elif record["type"] == "start":
-            self._stopped = False
-        elif record["type"] == "on" and record["event"]["type"] == "Stop":
-            self._stopped = True
+        """Take in any record. Raises DataError for one that cannot be read."""
+        with reading(record):
+            self._last_utc = max(self._last_utc, utc_seconds(record["utc"]))
+            if record["type"] == "node":
+                self._reader.add(decode(record))
+                self._last_seq[str(record.get("node", ""))] = int(record["seq"])
+            elif record["type"] == "start":
+                self._stopped = False
+            elif record["type"] == "on" and record["event"]["type"] == "Stop":
+                self._stopped = True
 
     def verdicts(self) -> list[Verdict]:
         """INV-6 and INV-7; not applicable where no machine was recorded."""

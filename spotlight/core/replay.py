@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotlight.core.events import decode, encode
-from spotlight.core.history import Offence, Verdict, verdict
 from spotlight.core.scheduler import Scheduler
+from spotlight.core.verdict import Offence, Verdict, reading, verdict
 
 _NAME = "replay: same commands"
 
@@ -38,20 +38,25 @@ def replay(records: Iterable[Mapping[str, Any]]) -> Verdict:
     offences: list[Offence] = []
     checked = 0
     for record in records:
-        if record["type"] == "start":
-            drafts = RecordedDrafts()
-            policy = decode(record["policy"])
-            scheduler = Scheduler(policy, drafts, first_token=record["first_token"])
-        elif record["type"] == "gap":
-            why = f"not applicable: {record['lost']} records before {record['seq']} could not be written"
+        if record["type"] == "gap":
+            why = f"not applicable: {record.get('lost')} records before {record.get('seq')} could not be written"
             return Verdict(_NAME, True, why)
-        elif record["type"] == "on":
-            checked += 1
-            drafts.answers = [[(row, seed) for row, seed in answer] for answer in record.get("drafts", ())]
-            commands = [encode(command) for command in scheduler.on(decode(record["event"]), record["now"])]
-            if commands != record["commands"]:
-                what = f"{record['event']['type']}: {_difference(commands, record['commands'])}"
-                offences.append(Offence(record["seq"], what))
+        with reading(record):
+            if record["type"] == "start":
+                drafts = RecordedDrafts()
+                scheduler = Scheduler(
+                    decode(record["policy"]), drafts, first_token=int(record["first_token"])
+                )
+            elif record["type"] == "on":
+                checked += 1
+                drafts.answers = [
+                    [(row, seed) for row, seed in answer] for answer in record.get("drafts", ())
+                ]
+                event = decode(record["event"])
+                commands = [encode(command) for command in scheduler.on(event, float(record["now"]))]
+                if commands != record["commands"]:
+                    what = f"{record['event']['type']}: {_difference(commands, record['commands'])}"
+                    offences.append(Offence(int(record["seq"]), what))
     return verdict(_NAME, f"{checked} events", offences)
 
 

@@ -98,6 +98,8 @@ class Scheduler(Attendance):
             self.queue_of(record).push(record)
 
     def _cancel(self, event: ev.Cancel) -> None:
+        if event.kind == "draft" and self.drafting and self.drafting.iteration == event.iteration:
+            self.close_drafts(event.reason)  # the source would only offer them again
         for record in list(self.records.values()):
             request = record.request
             if (

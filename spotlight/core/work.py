@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotlight.core.cost import NodeWorked, WorkKind
-from spotlight.errors import DataError
+from spotlight.core.verdict import reading
 
 _TRAINER_PHASES = ("train", "publish")
 
@@ -49,11 +49,8 @@ class WorkReader:
 
     def add(self, record: Mapping[str, Any]) -> Iterator[NodeWorked]:
         """Take in one record of any type. Raises DataError for one that lacks what its type has."""
-        try:
+        with reading(record):
             yield from self._add(record)
-        except (KeyError, TypeError, ValueError) as error:
-            seq = record.get("seq", "?")
-            raise DataError(f"journal record {seq} of type {record.get('type')!r}: {error!r}") from None
 
     def _add(self, record: Mapping[str, Any]) -> Iterator[NodeWorked]:
         match record.get("type"):

@@ -173,7 +173,11 @@ def next_first_token(folder: Path) -> int:
 
 
 def _read_segment(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    with file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from spotlight.core import history
-from spotlight.core.history import Verdict
 from spotlight.core.history_nodes import NodeHistory
 from spotlight.core.replay import replay as replay_records
+from spotlight.core.verdict import Verdict
 from spotlight.observe import journal
 
 

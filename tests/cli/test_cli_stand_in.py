@@ -8,7 +8,7 @@ import pytest
 from fakes import fake_api
 
 from spotlight import api
-from spotlight.core import history
+from spotlight.core import verdict
 
 
 @pytest.mark.parametrize(
@@ -36,5 +36,5 @@ def test_signatures_agree(name: str) -> None:
 
 
 def test_verdicts_agree() -> None:
-    names = set(inspect.signature(history.Verdict).parameters)
+    names = set(inspect.signature(verdict.Verdict).parameters)
     assert names == set(inspect.signature(fake_api.Verdict).parameters)

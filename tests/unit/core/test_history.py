@@ -9,9 +9,10 @@ from fakes.fake_drafts import FakeDrafts
 from fakes.scheduler_world import STEPS, world
 
 from spotlight.core import events as ev
-from spotlight.core.history import MAX_OFFENCES, check
+from spotlight.core.history import check
 from spotlight.core.history_nodes import NodeHistory
 from spotlight.core.replay import replay
+from spotlight.core.verdict import MAX_OFFENCES
 
 
 def good_run():

@@ -191,6 +191,33 @@ def test_closing_drafts_cancels_the_outstanding_ones_at_once():
     assert_clean(w)
 
 
+def test_cancelled_drafts_are_not_offered_again():
+    drafts = FakeDrafts()
+    w = world("a", drafts=drafts)
+    w.say(ev.OpenDrafts(2, "draft", STEPS))
+    w.pull("a", 2)
+    w.say(ev.Cancel("draft", 2, "driver"))
+    assert not w.pull("a")
+    assert not drafts.out
+    assert_clean(w)
+
+
+def test_drafts_of_an_iteration_that_is_forgotten_are_closed():
+    drafts = FakeDrafts()
+    w = world("a", drafts=drafts, policy=Policy(keep_iterations=1))
+    w.say(ev.OpenDrafts(2, "draft", STEPS))
+    (grant,) = w.pull("a")
+    w.submit(1, iteration=4)
+    commands = w.publish()
+    assert of(commands, ev.Cancelled)[0].request == grant.request.id
+    w.admit("a")
+    (final,) = w.pull("a")
+    w.commit(final)
+    assert not w.pull("a")
+    assert not drafts.out
+    assert_clean(w)
+
+
 def test_a_draft_without_state_goes_back_to_the_source_and_one_with_state_goes_on():
     drafts = FakeDrafts()
     w = world("a", "b", drafts=drafts)
