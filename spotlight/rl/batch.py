@@ -110,7 +110,7 @@ def trajectory_points(
     *,
     run_seed: int,
     device: torch.device,
-    with_noise: bool = True,
+    with_noise: bool,
 ) -> Points:
     """Points on the kept trajectories; the noise of their steps is drawn again where it is wanted."""
     samples = [batch[ref.sample] for ref in refs]
