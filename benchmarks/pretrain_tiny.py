@@ -42,6 +42,7 @@ class Base:
     held_out: str
     reward: str
     target: float
+    time_shift: float = 0.0  # added to the logit of t: a scene is composed while there is much noise
 
 
 BASES = {
@@ -51,7 +52,8 @@ BASES = {
         tiny_pictures.scenes,
         "builtin:shapes-held-out",
         "geneval_shapes",
-        0.45,
+        target=0.4,
+        time_shift=0.5,
     ),
 }
 
@@ -90,7 +92,7 @@ class Pretraining:
         chosen = torch.randint(len(self.pictures), (BATCH,), generator=self.generator)
         clean, ids = self.pictures[chosen], self.ids[chosen].clone()
         ids[torch.rand(BATCH, generator=self.generator) < CAPTION_DROP] = encoder.ids([""])[0]
-        t = torch.sigmoid(torch.randn(BATCH, generator=self.generator))
+        t = torch.sigmoid(torch.randn(BATCH, generator=self.generator) + self.base.time_shift)
         noise = torch.randn(clean.shape, generator=self.generator)
         level = t.view(-1, 1, 1, 1)
         predicted = velocity(transformer, encoder, clean * (1 - level) + noise * level, t, ids)
