@@ -40,8 +40,9 @@ def missing() -> str:
     lost = [name for name in NEEDED if shutil.which(name) is None]
     if lost:
         return f"not installed: {', '.join(lost)} (make cloud-packages)"
-    if not Path("/usr/bin/python3").exists():
-        return "no /usr/bin/python3, which SkyPilot's part of a machine runs on"
+    fits = ["/usr/bin/python3", "-c", "import sys; sys.exit(not (3, 8) <= sys.version_info[:2] <= (3, 11))"]
+    if not Path(fits[0]).exists() or subprocess.run(fits, check=False).returncode:
+        return "/usr/bin/python3 is not Python 3.8 to 3.11, which SkyPilot's own Ray on a machine needs"
     if "overlay" not in Path("/proc/filesystems").read_text():
         return "the kernel has no overlay file system"
     done = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], check=False)
