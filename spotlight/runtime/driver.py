@@ -45,7 +45,7 @@ class Driver:
     recorder: Recorder
     accounts: Accounts
     emit: Emit
-    prompts: list[data.Prompt]
+    prompts: Sequence[data.Prompt]
     version: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     _budget: TrainingBudget = field(default_factory=lambda: TrainingBudget(quantile=0.9))

@@ -190,7 +190,7 @@ def _bring_up(
         recorder=recorder,
         accounts=accounts,
         emit=tell,
-        prompts=data.load(config.data.train),
+        prompts=data.load(config.data.train, known=True),
     )
 
 

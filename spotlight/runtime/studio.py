@@ -47,7 +47,7 @@ class Studio:
         self.adapter = adapter
         self.config = config
         self._keep = keep_trajectory
-        self._prompts = data.load(config.data.train)
+        self._prompts = data.load(config.data.train, known=True)
         self._reward = rewards.combine(config.reward.train)
         self._shape = adapter.latent_shape(config.model.height, config.model.width)
         self._encode = lru_cache(maxsize=512)(self._encode_row)

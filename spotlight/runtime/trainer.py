@@ -91,7 +91,7 @@ class TrainerProcess:
         self._studio = Studio(
             self._adapter, self._config, keep_trajectory=self._trainer.algorithm.needs_trajectory
         )
-        self._prompts = data.load(self._config.data.train)
+        self._prompts = data.load(self._config.data.train, known=True)
         self._validation = data.load(self._config.data.validation)[: self._config.data.validation_size]
         self._held_out = rewards.load_reward(self._config.reward.held_out)
         self._weights = self._place.weights()
