@@ -62,6 +62,7 @@ class ModelConfig(Section):
         None, description="folder that keeps prompt embeddings, to be shared by nodes; empty: memory only"
     )
     text_tokens: int = Field(0, ge=0, le=1024, description="longest prompt in tokens; 0: the model's own")
+    t5: bool = Field(True, description="SD3: use its T5 encoder, if the checkpoint has one")
     guidance: float = Field(3.5, ge=0, description="guidance input of distilled models (FLUX.1-dev)")
     vae_tiling: bool = Field(False, description="decode large images tile by tile")
 

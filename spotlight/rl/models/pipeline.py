@@ -7,7 +7,7 @@ inside `velocity`. So noise, states and samples look alike for all of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -119,17 +119,21 @@ class PipelineAdapter(ABC):
     def embed(self, pipe: Any, prompt: str, **common: Any) -> Mapping[str, Tensor]:
         """One prompt's tensors by `pipe.encode_prompt`, without a batch dimension."""
 
+    def used_text_parts(self) -> Mapping[str, Any]:
+        """Those of `text_parts` that a prompt goes through."""
+        return self.text_parts
+
     def _load_text_side(self) -> Embed:
-        config = self._config
-        folder = hub.locate(self._path, config.revision, tuple(self.text_parts))
+        config, used = self._config, self.used_text_parts()
+        folder = hub.locate(self._path, config.revision, tuple(used))
         where = torch.device("cpu") if config.offload_text_encoder else hub.device()
-        parts: dict[str, Any] = {}
-        for name, kind in self.text_parts.items():
+        parts: dict[str, Any] = dict.fromkeys(self.text_parts)
+        for name, kind in used.items():
             if name.startswith("tokenizer"):
                 parts[name] = hub.load_tokenizer(kind, folder / name)
             else:
                 parts[name] = hub.load(kind, folder / name, DTYPES[config.dtype]).to(where)
-        pipe = self.pipeline(transformer=None, vae=None, scheduler=None, **parts)
+        pipe = self.pipeline(transformer=self.transformer, vae=None, scheduler=None, **parts)
         common = {"device": where, "max_sequence_length": self._tokens}
         return lambda prompt: self.embed(pipe, prompt, **common)
 
@@ -140,12 +144,9 @@ class PipelineAdapter(ABC):
     def _text_key(self) -> str:
         """What a prompt's embedding depends on besides the prompt. Only names the encoders, reads no weights."""
         folder = hub.locate(self._path, self._config.revision, ())
-        at = folder.name if folder.parent.name == "snapshots" else hub.identity(folder, self._encoders)
-        return f"{self.name} {at} {self._config.dtype} {self._tokens}"
-
-    @property
-    def _encoders(self) -> Sequence[str]:
-        return [part for part in self.text_parts if part.startswith("text_encoder")]
+        encoders = [part for part in self.used_text_parts() if part.startswith("text_encoder")]
+        at = folder.name if folder.parent.name == "snapshots" else hub.identity(folder, encoders)
+        return f"{self.name} {at} {len(encoders)} {self._config.dtype} {self._tokens}"
 
 
 def pack(latents: Tensor) -> Tensor:

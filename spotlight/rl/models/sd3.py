@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,12 +12,16 @@ from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderMo
 
 from spotlight.config import ModelConfig
 from spotlight.errors import ConfigError
+from spotlight.rl import hub
 from spotlight.rl.models import Conditioning, dtype_of
 from spotlight.rl.models.pipeline import PipelineAdapter
 
 
 class SD3Adapter(PipelineAdapter):
-    """Two CLIP encoders (77 tokens) and T5 (`model.text_tokens`, 256) side by side."""
+    """Two CLIP encoders (77 tokens) and T5 (`model.text_tokens`, 256) side by side.
+
+    A checkpoint saved without T5, or `model.t5=false`, has zeros in its place, as the pipeline does.
+    """
 
     name = "sd3"
     default_path = "stabilityai/stable-diffusion-3.5-medium"
@@ -37,6 +42,16 @@ class SD3Adapter(PipelineAdapter):
         *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
         *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
     )
+
+    def used_text_parts(self) -> Mapping[str, Any]:
+        """See `PipelineAdapter.used_text_parts`; `model_index.json` says null for an encoder that was left out."""
+        index = hub.locate(self._path, self._config.revision, ()) / "model_index.json"
+        kind = (
+            json.loads(index.read_text()).get("text_encoder_3", [None])[0] if index.is_file() else "unknown"
+        )
+        if self._config.t5 and kind is not None:
+            return self.text_parts
+        return {name: part for name, part in self.text_parts.items() if not name.endswith("_3")}
 
     @property
     def channels(self) -> int:

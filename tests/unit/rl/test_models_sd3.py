@@ -40,6 +40,28 @@ def test_without_the_dual_attention_of_medium_it_is_large(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize("left_out", ["in the checkpoint", "by the run"])
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+def test_without_t5_images_are_the_pipelines(folder: Path, tmp_path: Path, left_out: str, cfg: float):
+    """Zeros stand for T5's tokens; they have no part in the run's other embeddings."""
+    pipe = tiny_pipelines.build(KIND)
+    with_t5, sampler, latents = contract.draw(contract.load(folder), (48, 80), cfg, contract.PROMPTS, [0, 1])
+    pipe.text_encoder_3 = pipe.tokenizer_3 = None
+    kept = {"embedding_cache": str(tmp_path / "embeddings")}
+    if left_out == "by the run":
+        contract.load(folder, **kept).encode(contract.PROMPTS)
+        adapter = contract.load(folder, t5=False, **kept)
+    else:
+        pipe.register_modules(text_encoder_3=None, tokenizer_3=None)
+        pipe.save_pretrained(str(tmp_path / KIND), safe_serialization=True)
+        assert not (tmp_path / KIND / "text_encoder_3").exists()
+        adapter = contract.load(tmp_path / KIND, **kept)
+    ours, _, _ = contract.draw(adapter, (48, 80), cfg, contract.PROMPTS, [0, 1])
+    theirs = contract.draw_with_diffusers(pipe, KIND, (48, 80), sampler, latents)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+    assert (ours - with_t5).abs().max() > 1e-3
+
+
 def test_gradient_checkpointing_changes_no_gradient(folder: Path):
     def gradients(checkpointing: bool) -> list[torch.Tensor]:
         adapter = contract.load(folder, gradient_checkpointing=checkpointing)

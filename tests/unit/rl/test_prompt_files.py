@@ -136,6 +136,7 @@ print(len(prompts), peak() - before)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet"])
 def test_a_file_of_hundreds_of_thousands_of_rows_costs_an_index(tmp_path: Path, kind: str) -> None:
     """Peak memory above that of a small file, as a share of the file; rows of 400 bytes need 2 % for the index."""
