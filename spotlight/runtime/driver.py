@@ -25,7 +25,9 @@ from spotlight.runtime.remote import get
 from spotlight.runtime.trainers import Trainers
 
 COLLECT_S = 1.0
-AWAIT_SPOT_S = 600.0
+AWAIT_SPOT_S = (
+    1800.0  # as long as one launch may take; a cloud needs minutes to boot a machine and to fill it
+)
 DESERTED_S = 60.0
 FIRST_BUDGET_S = 60.0  # before the first training has been timed
 SEEDS_PER_ITERATION = 65_536
