@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotlight import config as configuration
-from spotlight import names
+from spotlight import names, strict_yaml
 from spotlight.config import RunConfig
 from spotlight.errors import ConfigError, NotFoundError, SpotlightError, UserError
 
@@ -378,4 +378,4 @@ def _load_config(folder: Path) -> RunConfig:
         data = (folder / CONFIG).read_bytes()
     except OSError as error:
         raise ConfigError(f"{folder / CONFIG} cannot be read: {error.strerror}") from None
-    return configuration.check(configuration.parse_yaml(data, str(folder / CONFIG)))
+    return configuration.check(strict_yaml.parse(data, str(folder / CONFIG)))

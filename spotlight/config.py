@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from spotlight import strict_yaml
 from spotlight.errors import ConfigError, NotFoundError
 
 MAX_RECIPE_BYTES = 1_000_000
@@ -140,7 +141,10 @@ class AlgorithmConfig(Section):
     )
     nft_beta: float = Field(1.0, gt=0, le=10)
     nft_old_decay_rate: float = Field(
-        0.001, ge=0, description="old <- d old + (1-d) theta, d = min(rate * step, max)"
+        0.001, ge=0, description="old <- d old + (1-d) theta, d = min(rate * (iteration - delay), max)"
+    )
+    nft_old_decay_delay: int = Field(
+        0, ge=0, description="iterations in which the old weights do not lag (d = 0)"
     )
     nft_old_decay_max: float = Field(0.5, ge=0, lt=1)
 
@@ -292,7 +296,9 @@ def dump(config: RunConfig) -> str:
 
 def _read_recipe(recipe: str) -> dict[str, Any]:
     if recipe in recipes():
-        return parse_yaml((resources.files("spotlight") / "recipes" / f"{recipe}.yaml").read_bytes(), recipe)
+        return strict_yaml.parse(
+            (resources.files("spotlight") / "recipes" / f"{recipe}.yaml").read_bytes(), recipe
+        )
     path = Path(recipe)
     if not recipe.endswith((".yaml", ".yml")):
         near = difflib.get_close_matches(recipe, recipes(), 1)
@@ -306,53 +312,7 @@ def _read_recipe(recipe: str) -> dict[str, Any]:
         raise NotFoundError(f"no recipe file {recipe[:200]!r}")
     if path.stat().st_size > MAX_RECIPE_BYTES:
         raise ConfigError(f"{recipe}: larger than {MAX_RECIPE_BYTES} bytes; is this a recipe?")
-    return parse_yaml(path.read_bytes(), recipe)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader without aliases (no expansion bombs) and without duplicate keys."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.constructor.ConstructorError(
-                None, None, "aliases are not allowed", self.peek_event().start_mark
-            )
-        return super().compose_node(parent, index)
-
-
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[str] = set()
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
-        if key.value in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"duplicate key {key.value!r}", key.start_mark
-            )
-        seen.add(key.value)
-    return loader.construct_mapping(node, deep=True)
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def parse_yaml(data: bytes, where: str) -> dict[str, Any]:
-    """Parse one YAML mapping strictly. Raises ConfigError that names `where` and the line."""
-    try:
-        tree = yaml.load(data.decode("utf-8-sig"), Loader=_StrictLoader)  # noqa: S506, TID251 - a SafeLoader
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8 at byte {error.start}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: {str(error)[:300]}") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits, a day that is in no calendar
-        raise ConfigError(f"{where}: {str(error)[:100]}") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{where}: a recipe is a mapping of keys, not {type(tree).__name__}")
-    return tree
+    return strict_yaml.parse(path.read_bytes(), recipe)
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -364,7 +324,7 @@ def _override(tree: dict[str, Any], text: str) -> None:
         key.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"bad override {text[:80]!a}: not UTF-8") from None
-    parsed = parse_yaml(written, f"--set {key}").get("value")
+    parsed = strict_yaml.parse(written, f"--set {key}").get("value")
     *sections, leaf = key.strip().split(".")
     for name in sections:
         tree = tree.setdefault(name, {})

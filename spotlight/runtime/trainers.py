@@ -26,7 +26,7 @@ BLAME_S = 10.0
 Gpu = tuple[str, int]  # node and index
 
 
-class _Actor:
+class TrainerActor:
     """One process. It sees its own GPU only, which has to be said before anything imports torch."""
 
     def __init__(self, gpu: int, told: Mapping[str, Any], coordinator: Any, who: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Trainers:
         self._address = session.address
         ids = _await_nodes(session, {node for node, _ in gpus})
         self._actors = [
-            ray.remote(_Actor)
+            ray.remote(TrainerActor)
             .options(max_concurrency=2, **session.on(ids[node]))
             .remote(gpu, place.tell(), coordinator, {"node": node, "rank": rank, "world": len(gpus)})
             for rank, (node, gpu) in enumerate(gpus)

@@ -35,7 +35,9 @@ def trainers(home: Path) -> Iterator[psutil.Process]:
     mark = f"SPOTLIGHT_HOME={home}".encode()
     for process in psutil.process_iter():
         try:
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and "Actor.call" in process.name():
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and process.name().startswith(
+                "ray::TrainerAct"
+            ):
                 yield process
         except (OSError, psutil.NoSuchProcess):
             continue

@@ -5,7 +5,8 @@ r = clip(A, +-c) / (2c) + 1/2, v+ = beta v + (1 - beta) v_old, v- = (1 + beta) v
 t v+-, L+- = mean (x0^+- - x0)^2 / w+-, w+- = stop-grad mean |x0^+- - x0| (at least 1e-5), L = c [r L+ /
 beta + (1 - r) L- / beta] + kl mean (v - v_base)^2, with c = 5 the advantage clip (the public code's
 scale, so that its KL weights carry over). Roll-outs come from the old weights, which follow the trained ones:
-old <- d old + (1 - d) theta, d = min(rate * iteration, max).
+old <- d old + (1 - d) theta, d = min(rate * max(iteration - delay, 0), max). The public code has two schedules: rate
+0.001 to 0.5, and for OCR none for 75 iterations, then rate 0.0075 to 0.999.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class DiffusionNFT:
         self._scale = config.advantage_clip
         self._kl = config.kl
         self._decay_rate = config.nft_old_decay_rate
+        self._decay_delay = config.nft_old_decay_delay
         self._decay_max = config.nft_old_decay_max
         self.needs_base = config.kl > 0
 
     def old_decay(self, iteration: int) -> float:
-        """min(rate * iteration, max): the old weights lag more as training goes on."""
-        return min(self._decay_rate * iteration, self._decay_max)
+        """The old weights lag more as training goes on, from `delay` on."""
+        return min(self._decay_rate * max(iteration - self._decay_delay, 0), self._decay_max)
 
     def loss(
         self, points: Points, v: Tensor, *, old: Tensor | None = None, base: Tensor | None = None

@@ -271,6 +271,15 @@ def test_nft_old_weights_lag_on_schedule():
     assert [algorithm.old_decay(k) for k in range(5)] == pytest.approx([0, 0.1, 0.2, 0.3, 0.35])
 
 
+def test_the_published_schedules_of_the_old_policy():
+    """By iteration; the second is the one for OCR."""
+    first = make("nft")
+    assert [first.old_decay(k) for k in (0, 1, 100, 500, 501)] == pytest.approx([0, 0.001, 0.1, 0.5, 0.5])
+    second = make("nft", nft_old_decay_delay=75, nft_old_decay_rate=0.0075, nft_old_decay_max=0.999)
+    found = [second.old_decay(k) for k in (0, 75, 76, 175, 208, 209)]
+    assert found == pytest.approx([0, 0, 0.0075, 0.75, 0.9975, 0.999])
+
+
 # --- AWM
 
 
