@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from spotlight import names
-from spotlight.core.cost import NodeEnded, Record, encode
+from spotlight.core.cost import STILL_RUNNING, NodeEnded, Record, encode
 from spotlight.core.ledger import Ledger, ledger_from_records
 from spotlight.errors import DataError, NotFoundError, SpotlightError, UserError
 from spotlight.observe import bill, journal, jsonl, metrics
 from spotlight.provision import invoices, live, prices
 from spotlight.provision.launch import FILE, Launch
 from spotlight.provision.prices import PriceBook
-from spotlight.provision.settle import STILL_RUNNING, is_open, settle
+from spotlight.provision.settle import is_open, settle
 
 CLOUD_SAYS = "cloud.jsonl"  # beside the journal, which others write
 

@@ -24,6 +24,7 @@ UtcS = Annotated[float, "seconds since the epoch; read from ISO 8601 text too"]
 Count = Annotated[int, "at least 0"]
 _END_OF_TIME_S = 1e12
 OWN_SOURCE = "own"  # a beginning or an end that we saw ourselves; whatever a cloud's API says outranks it
+STILL_RUNNING = "still running"  # the source of an end that is none yet: the machine is counted up to then
 
 
 class Market(NamedTuple):

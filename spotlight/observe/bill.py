@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 
 from spotlight.core.billing import PHASES, Bill, BillingRule, Charge, bill, saving
-from spotlight.core.cost import Market, PriceClass, PricePoint
+from spotlight.core.cost import OWN_SOURCE, STILL_RUNNING, Market, PriceClass, PricePoint
 from spotlight.core.ledger import Ledger, name
 from spotlight.core.money import MS_PER_H, usd_of
 from spotlight.observe.cost_report import By, CostReport, Line, PriceUsed, ScoreCost
@@ -210,7 +210,21 @@ def _notes(runs: Sequence[RunCost], rules: Mapping[str, BillingRule]) -> tuple[s
             notes[f"{run.name}: no machine was recorded"] = None
         for warning in run.ledger.warnings:
             notes[f"{run.name}: {warning}"] = None
-        unseen = [name(i.key) for i in run.ledger.intervals if i.ended_s is None and i.up_s is not None]
+        rented = [
+            i
+            for i in run.ledger.intervals
+            if i.up_s is not None and not (i.cloud in rules and rules[i.cloud].own)
+        ]
+        ours = [name(i.key) for i in rented if i.end_source == OWN_SOURCE]
+        if ours:
+            notes[
+                f"{run.name}: {len(ours)} ends are as the run saw them, not the cloud's record: {ours[0]}"
+            ] = None
+        unseen = [
+            name(i.key)
+            for i in run.ledger.intervals
+            if i.up_s is not None and (i.ended_s is None or i.end_source == STILL_RUNNING)
+        ]
         if unseen:
             notes[
                 f"{run.name}: {len(unseen)} machines run still, or their end was not recorded: {unseen[0]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from spotlight.core.cost import OWN_SOURCE, NodeEnded, NodeRequested, NodeUp, Record
+from spotlight.core.cost import OWN_SOURCE, STILL_RUNNING, NodeEnded, NodeRequested, NodeUp, Record
 from spotlight.core.ledger import Interval, Ledger, NodeKey
 from spotlight.provision.base import NodeState
 from spotlight.provision.ends import EndSource, end_source
@@ -16,7 +16,6 @@ from spotlight.provision.launch import IDLE_MINUTES, Launch
 from spotlight.provision.machines import Machine, MachineList, machine_list
 
 SLACK_S = 5.0  # between a cloud's clock and ours
-STILL_RUNNING = "still running"  # the source of an end that is none yet
 
 
 def settle(

@@ -8,6 +8,7 @@ from decimal import Decimal
 import ledgers
 import pytest
 
+from spotlight.core.cost import STILL_RUNNING
 from spotlight.core.ledger import Ledger
 from spotlight.core.money import usd_of
 from spotlight.observe import bill
@@ -139,6 +140,21 @@ def test_notes_tell_of_machines_without_an_end_and_unsure_rules():
     assert "1 machines run still, or their end was not recorded: n0" in notes
     assert "billing rule of gcp is unconfirmed" in notes
     assert "no billing rule is known for moon" in notes
+
+
+def test_notes_tell_whose_word_an_end_is():
+    ended = {"up": T0, "ended": "2026-03-02T11:00:00Z"}
+    ledger = ledgers.ledger(
+        ended,
+        {**ended, "source": "ec2:Client.UserInitiatedShutdown"},
+        {**ended, "source": STILL_RUNNING},
+        {**ended, "cloud": "local"},
+    )
+    notes = report(ledger).notes
+    assert notes == (
+        "r1: 1 ends are as the run saw them, not the cloud's record: n0",
+        "r1: 1 machines run still, or their end was not recorded: n2",
+    )
 
 
 def test_several_runs_are_told_apart():

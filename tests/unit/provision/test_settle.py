@@ -10,13 +10,13 @@ from fakes.fake_account import LAUNCH
 
 from spotlight.core import cost
 from spotlight.core.billing import BillingRule, bill
-from spotlight.core.cost import NodeEnded, NodeReady, NodeRequested, NodeUp, PricePoint
+from spotlight.core.cost import STILL_RUNNING, NodeEnded, NodeReady, NodeRequested, NodeUp, PricePoint
 from spotlight.core.ledger import Interval, Ledger, NodeKey, ledger_from_records
 from spotlight.core.money import usd_of
 from spotlight.provision.base import NodeState
 from spotlight.provision.ends import CloudEnd
 from spotlight.provision.machines import Machine
-from spotlight.provision.settle import STILL_RUNNING, settle
+from spotlight.provision.settle import settle
 
 T0 = 1_772_000_000.0
 HOUR = 3600.0
