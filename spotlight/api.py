@@ -5,6 +5,7 @@ Nothing here prints. Every function raises a SpotlightError for whatever a user 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -126,7 +127,8 @@ def down(run: str) -> int:
     folder = _existing(run)
     ended = rent.give_back(Launch.load(folder))
     refresh(run, everything=True)
-    books.ledger(folder, time.time())  # now, since clouds forget the dead within hours
+    with contextlib.suppress(SpotlightError):  # books that cannot be read are told of by those who read them
+        books.ledger(folder, time.time())  # now, since clouds forget the dead within hours
     (folder / DOWN).touch()
     if status(run).state not in ("finished", "failed"):
         log = ProgressLog(folder, None)
