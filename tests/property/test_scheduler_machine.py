@@ -95,7 +95,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert event.epoch == self.epoch_of[command.worker]
                 assert (event.digest, event.num_tensors) == (f"d{event.version}", 3)
                 self.admitted[command.worker] = command.version
+            case ev.Renewed():
+                assert command.fenced == (self.epoch_of.get(event.worker) != event.epoch), "INV-3: who lives?"
             case ev.Grant():
+                if isinstance(event, ev.Pull) and event.worker == command.worker:
+                    assert event.epoch == command.epoch, "INV-3: a passed epoch pulls"
                 self.believe_grant(command)
             case ev.Revoked():
                 self.live.remove(command.token)
@@ -199,6 +203,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             "worker": ev.WorkerLost(worker, self.epoch(worker, right, pick), "exit 1"),
             "fail": ev.Fail(self.token(pick, right), "out of memory"),
             "release": ev.Release(self.token(pick, right)),
+        }
+        self.say(events[what])
+
+    @precondition(lambda self: any(len(epochs) > 1 for epochs in self.epochs.values()))
+    @rule(worker=workers, pick=picks, what=st.sampled_from(["admit", "pull", "beat", "end"]))
+    def old_self_speaks(self, worker, pick, what):
+        """One that was replaced does not know it."""
+        passed = self.epochs[worker][-2::-1] or [0]
+        epoch = passed[pick % len(passed)]
+        held = tuple((token, 1) for token in sorted(self.live) if self.grants[token].worker == worker)
+        events = {
+            "admit": ev.Admit(worker, epoch, self.version, f"d{self.version}", 3),
+            "pull": ev.Pull(worker, epoch, 2),
+            "beat": ev.Heartbeat(worker, epoch, held),
+            "end": ev.EndPull(worker, epoch),
         }
         self.say(events[what])
 
