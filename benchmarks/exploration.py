@@ -11,10 +11,10 @@ seconds of one thread, and is the same for every arm. An iteration takes, all GP
 and uniform and planner draft what `spot` GPUs finish within 90 % of the training time. An arm is a list of overrides
 of the recipe, so every arm has its own learning rate; SETTINGS holds the best found on other seeds than those reported.
 
-A row per arm and seed is appended to `--rows`; what is there is not run again. A target not reached within `--horizon`
-hardware seconds is censored: means then are lower bounds ("at least"), and so are ratios to a censored baseline.
+A row per arm and seed is appended to `--rows`; what is there is not run again, only summed up. A target not reached
+within `--horizon` hardware seconds is censored: means then are lower bounds, and so are ratios to a censored baseline.
 
-    python benchmarks/exploration.py --seeds 0 1 2 3 4 --rows /tmp/rows.jsonl
+    python benchmarks/exploration.py --out benchmarks/results/exploration.json
     python benchmarks/exploration.py --seeds 100 --rows /tmp/tune.jsonl --arms a=explore.policy=none,train.lr=6e-4
 
 What the summary holds is said in time_to_target.py.
@@ -50,7 +50,6 @@ USED = 0.9  # of the training time: drafts are planned for a low quantile of it 
 COLLAPSED = 0.05  # below the base by this much, there is no point in going on
 SETTINGS = {
     "none": "explore.policy=none,algorithm.normalise=batch,train.lr=3e-4",
-    "none_fast": "explore.policy=none,algorithm.normalise=batch,train.lr=6e-4",
     "uniform": "explore.policy=uniform,algorithm.normalise=batch,train.lr=6e-4",
     "best_worst": "explore.policy=best_worst,algorithm.normalise=batch,train.lr=6e-4",
     "planner": "explore.policy=planner,algorithm.normalise=batch,train.lr=6e-4",
@@ -228,15 +227,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3, 4, 5])
     parser.add_argument("--arms", nargs="+", default=list(SETTINGS), metavar="NAME[=KEY=VALUE,...]")
     parser.add_argument("--spot", type=int, default=4, help="spot GPUs beside the one that trains")
     parser.add_argument("--spot-price", type=float, default=0.27, help="of a spot GPU, on demand being 1")
     parser.add_argument(
-        "--horizon", type=float, default=70.0, help="hardware seconds after which an arm is stopped"
+        "--horizon", type=float, default=30.0, help="hardware seconds after which an arm is stopped"
     )
     parser.add_argument("--targets", type=float, nargs="+", default=[0.80, 0.85, 0.90])
-    parser.add_argument("--rows", type=Path, default=Path("exploration.jsonl"))
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--rows", type=Path, default=results / "exploration.jsonl")
     parser.add_argument(
         "--clock", type=Path, help="measured costs, kept for the next call; default: beside --rows"
     )
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print nothing but the last line")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    clock = Clock(options.clock or options.rows.with_suffix(".clock.json"), options.spot)
+    clock = Clock(options.clock or options.rows.with_name("exploration_clock.json"), options.spot)
     rows = (
         [json.loads(line) for line in options.rows.read_text().splitlines()] if options.rows.exists() else []
     )
@@ -261,7 +261,7 @@ def main() -> None:
             if not options.json:
                 print(json.dumps(rows[-1]), flush=True)
     mine = [row for row in rows if row["arm"] in arms and row["seed"] in options.seeds]
-    setup = {"spot": options.spot, "spot_price": options.spot_price, "horizon_s": options.horizon}
+    setup = {"spot": options.spot, "spot_price": options.spot_price}
     summary = summarise(mine, options.targets, options.spot, options.spot_price)
     result = short({**setup, "clock": clock.costs, "arms": summary})
     if options.out:

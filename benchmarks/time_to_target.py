@@ -2,7 +2,7 @@
 
 Per arm, and by target where it says so:
 
-    set, seeds, iteration_s, drafts_per_prompt
+    set, seeds, horizon (in iterations), iteration_s, drafts_per_prompt
     iterations_to_target, wall_s_to_target
                              {mean, low, high, reached, bound}; a seed that does not arrive counts with its horizon, and
                              the mean is "at least" then
@@ -113,6 +113,7 @@ def _times(rows: Sequence[Row], targets: Sequence[float], scale: str, price: flo
     return {
         "set": rows[0]["set"],
         "seeds": [row["seed"] for row in rows],
+        "horizon": rows[0]["horizon"],
         "iteration_s": rows[0][scale],
         "iterations_to_target": {str(t): restricted(rows, t, None) for t in targets},
         "wall_s_to_target": {str(t): restricted(rows, t, scale) for t in targets},
