@@ -28,6 +28,9 @@ DEFAULT_FACTORY = "spotlight.runtime.rank:load"
 _PR_SET_PDEATHSIG = 1
 # Thread pools that start at import would be missing in the forks.
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+# The zygote sees no GPU, and torch looks for one without opening the driver; its children are told which there are.
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_NO_GPU = {_GPUS: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Zygote:
             [sys.executable, "-m", "spotlight.runtime.zygote", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ONE_THREAD},
+            env={**os.environ, **_ONE_THREAD, **_NO_GPU},
         )
         theirs.close()
         self._link = Link(ours)
@@ -74,7 +77,9 @@ class Zygote:
     def spawn(self, invitation: Invitation, device: str = "cpu") -> int:
         """Fork a rank that joins the gang; returns its pid. RunError if the zygote is gone."""
         self.wait_ready()
-        self._send({"op": "spawn", "invitation": asdict(invitation), "device": device})
+        self._send(
+            {"op": "spawn", "gpus": os.environ.get(_GPUS), "invitation": asdict(invitation), "device": device}
+        )
         return int(self._reply()["pid"])
 
     def kill(self, pid: int) -> None:
@@ -164,6 +169,7 @@ def _become_rank(inherited: list[int], head: Head, adapter: Any) -> None:
         for fd in inherited:
             os.close(fd)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        see_gpus(head["gpus"])
         invitation = Invitation(**head["invitation"])
         hello = {"token": invitation.token}
         rank.run((invitation.host, invitation.port), hello, adapter, torch.device(head["device"]))
@@ -174,6 +180,13 @@ def _become_rank(inherited: list[int], head: Head, adapter: Any) -> None:
         sys.stderr.write(json.dumps({"rank": os.getpid(), "error": repr(error)[:500]}) + "\n")
     finally:
         os._exit(status)
+
+
+def see_gpus(visible: str | None) -> None:
+    """Before anything in this process asks for a GPU; None: all of them."""
+    os.environ.pop(_GPUS, None)
+    if visible is not None:
+        os.environ[_GPUS] = visible
 
 
 def _resolve(factory: str) -> Any:

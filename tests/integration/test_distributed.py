@@ -65,9 +65,11 @@ def _rank(rank: int, world: int, port: int, work, folder: Path, *args) -> None:
     dist.destroy_process_group()
 
 
-def train(rank: int, folder: Path, config, batch, sp_degree: int = 1) -> None:
+def train(rank: int, folder: Path, config, batch, sp_degree: int = 1, checkpointing: bool = False) -> None:
     """One iteration from the start; rank 0 leaves metrics, published and averaged weights, and the state."""
     adapter = RandomSD3()
+    if checkpointing:
+        adapter.transformer.enable_gradient_checkpointing()
     if sp_degree > 1:
         group, place = divmod(rank, sp_degree)
         store = dist.distributed_c10d._get_default_store()
@@ -164,6 +166,14 @@ def test_guidance_in_training(tmp_path: Path):
     with_guidance = batch_of(config, 4)
     spawn(2, train, tmp_path, config, with_guidance)
     check_same(tmp_path, config, with_guidance)
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_gradient_checkpointing_changes_nothing(mode: str, tmp_path: Path):
+    config = config_of("flow_grpo", mode)
+    batch = batch_of(config, 4)
+    spawn(2, train, tmp_path, config, batch, 1, True)
+    check_same(tmp_path, config, batch)
 
 
 @pytest.mark.parametrize(("mode", "world", "degree"), [("lora", 2, 2), ("full", 4, 2)])

@@ -16,7 +16,7 @@ from integration.runs import SMALL, leftovers, losses, start, train, wait_for
 
 from spotlight.store import checkpoint
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Sums over processes round differently, and what one iteration makes of it the next one draws with: measured, the
 # losses differ by up to 4e-8 after four iterations, while they are 1e-5 to 1e-4 themselves.
@@ -105,8 +105,8 @@ def test_adapters_and_old_weights_are_shared_too(tmp_path: Path) -> None:
 def test_a_lost_process_ends_the_run_at_once_and_says_how_to_go_on(tmp_path: Path, rank: int) -> None:
     settings = (*SETTINGS, "checkpoint_every=1")
     with ended(start(tmp_path, *arguments(50, *TWO), settings=settings)) as process:
-        wait_for(tmp_path, "run", "checkpoint", iteration=1)
-        wait_for(tmp_path, "run", "phase", phase="train", iteration=1)
+        wait_for(tmp_path, "run", "checkpoint", 300, iteration=1)
+        wait_for(tmp_path, "run", "phase", 300, phase="train", iteration=1)
         found = sorted(trainers(tmp_path), key=lambda each: each.pid)
         assert len(found) == 2
         found[rank].send_signal(signal.SIGKILL)
@@ -124,7 +124,7 @@ def test_a_lost_process_ends_the_run_at_once_and_says_how_to_go_on(tmp_path: Pat
 
 def test_ctrl_c_ends_both(tmp_path: Path) -> None:
     with ended(start(tmp_path, *arguments(50, *TWO), settings=SETTINGS)) as process:
-        wait_for(tmp_path, "run", "phase", phase="train", iteration=0)
+        wait_for(tmp_path, "run", "phase", 300, phase="train", iteration=0)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=90)
     assert process.returncode == 130, err

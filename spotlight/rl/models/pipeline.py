@@ -90,7 +90,8 @@ class PipelineAdapter(ABC):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1]."""
-        return (self.decode_raw(latents.float()) / 2 + 0.5).clamp(0, 1)
+        where = self._vae.device  # the transformer may be elsewhere: on the ranks of a group, sharded
+        return (self.decode_raw(latents.to(where, torch.float32)) / 2 + 0.5).clamp(0, 1)
 
     @property
     def channels(self) -> int:
