@@ -11,10 +11,12 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +117,13 @@ class Session:
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         while True:
             try:
-                ray.init(
-                    address=self._address,
-                    namespace="spotlight",
-                    log_to_driver=False,
-                    configure_logging=False,
-                )
+                with _own_sigterm():
+                    ray.init(
+                        address=self._address,
+                        namespace="spotlight",
+                        log_to_driver=False,
+                        configure_logging=False,
+                    )
                 _hush()
                 return
             except (ConnectionError, RuntimeError) as error:
@@ -154,6 +157,17 @@ class Session:
             else:
                 os.environ[name] = value
         _reread_settings()
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep our handler: Ray puts in one that prints a stack and exits with code 15."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _hush() -> None:

@@ -171,17 +171,20 @@ def test_resuming_with_another_seed_is_refused(reference: Path) -> None:
     assert "seed" in err
 
 
-@pytest.mark.parametrize("twice", [False, True])
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, twice: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "twice"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)]
+)
+def test_ctrl_c_and_sigterm_leave_nothing_behind(tmp_path: Path, number: int, twice: bool) -> None:
     process = start(tmp_path, "--iterations", "50", "--spot", "1", "--name", "run")
     wait_for(tmp_path, "run", "node", node="od0", state="ready")
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     if twice:
         time.sleep(0.2)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""
+    assert "SIGTERM" not in err
     assert leftovers(tmp_path) == []
 
 
