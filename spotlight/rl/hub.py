@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja")  # configurations and tokenizers
 _VARIANTS = ("*.fp16*", "*.bf16*", "*.fp8*", "*.ema*", "*.non_ema*")  # the same weights once more
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 20
+_on_cpu: ContextVar[bool] = ContextVar("on_cpu", default=False)
 
 
 def device() -> torch.device:
@@ -40,6 +43,21 @@ def device() -> torch.device:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
+
+
+def transformer_device() -> torch.device:
+    """Where a transformer is loaded to: `device()`, but within `on_cpu` the CPU."""
+    return torch.device("cpu") if _on_cpu.get() else device()
+
+
+@contextmanager
+def on_cpu(wanted: bool = True) -> Iterator[None]:
+    """Transformers that are loaded now stay on the CPU: whole, they might not fit where a part of them will work."""
+    before = _on_cpu.set(wanted)
+    try:
+        yield
+    finally:
+        _on_cpu.reset(before)
 
 
 def locate(path: str, revision: str | None, parts: Sequence[str]) -> Path:

@@ -36,6 +36,7 @@ class Explorer:
         """Import torch, load the model and the reward; returns the worker's name."""
         import torch
 
+        from spotlight.rl import hub
         from spotlight.rl.algorithms import load_algorithm
         from spotlight.rl.sampler import rollout_sampler
         from spotlight.runtime import sp_group
@@ -45,7 +46,8 @@ class Explorer:
 
         torch.set_num_threads(1)
         place = Place.of(self._told)
-        adapter = place.load()
+        with hub.on_cpu(len(self._gpus) > 1):  # the ranks of a group have the model on their GPUs
+            adapter = place.load()
         admit = from_store(adapter, place.weights())
         if len(self._gpus) > 1:
             adapter, admit = sp_group.form(

@@ -31,8 +31,6 @@ def form(
     limits = Limits(heads=inner.transformer.config["num_attention_heads"], max_degree=gpus)
     if degree and (why := limits.refusal(degree, rows)):
         raise ConfigError(f"cluster.sp_degree {degree}: {why}", hint="lower it, or 0 for what is useful")
-    inner.transformer.to("cpu")  # the ranks have their own; this one only says what is to be bound
-    torch.cuda.empty_cache()
     zygote = Zygote("spotlight.runtime.sp_group:load_rank", place.tell())
     atexit.register(zygote.close)
     zygote.wait_ready()

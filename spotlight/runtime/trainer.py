@@ -17,7 +17,7 @@ from torch import Tensor
 from spotlight.core import events as ev
 from spotlight.core.types import Outcome
 from spotlight.observe import grids
-from spotlight.rl import batching, data, distributed, export, params, rewards
+from spotlight.rl import batching, data, distributed, export, hub, params, rewards
 from spotlight.rl.batch import TrainSample
 from spotlight.rl.denoise import begin, denoise
 from spotlight.rl.models import load_model
@@ -86,7 +86,9 @@ class TrainerProcess:
         }
 
     def _load(self) -> None:
-        self._adapter = load_model(self._config.model)
+        sharded = self._world > 1 and self._config.train.mode == "full"
+        with hub.on_cpu(sharded):  # FSDP moves each part to the GPU as it shards it
+            self._adapter = load_model(self._config.model)
         self._trainer = distributed.make_trainer(self._adapter, self._config)
         self._studio = Studio(
             self._adapter, self._config, keep_trajectory=self._trainer.algorithm.needs_trajectory

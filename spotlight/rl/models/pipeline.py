@@ -43,7 +43,7 @@ class PipelineAdapter(ABC):
         folder = hub.locate(self._path, config.revision, ("transformer", "vae"))
         self.base_id = hub.identity(folder, ("transformer", "vae"))
         self.transformer = hub.load(self.transformer_class, folder / "transformer", DTYPES[config.dtype])
-        self.transformer.to(hub.device())
+        self.transformer.to(hub.transformer_device())
         configure(self.transformer, config)
         self._vae = hub.load(self.vae_class, folder / "vae", torch.float32).to(hub.device())
         self._vae.enable_slicing()  # image by image: less memory, and no dependence on the batch

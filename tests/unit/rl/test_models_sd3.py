@@ -11,6 +11,7 @@ from fakes import adapter_contract as contract
 from fakes import tiny_pipelines
 
 from spotlight.errors import ConfigError
+from spotlight.rl import batching, hub
 
 KIND = "sd3"
 
@@ -60,6 +61,18 @@ def test_without_t5_images_are_the_pipelines(folder: Path, tmp_path: Path, left_
     theirs = contract.draw_with_diffusers(pipe, KIND, (48, 80), sampler, latents)
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
     assert (ours - with_t5).abs().max() > 1e-3
+
+
+def test_a_model_for_many_gpus_stays_on_the_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only the transformer: text encoders and VAE work where this process does."""
+    monkeypatch.setattr(hub, "device", lambda: torch.device("meta"))
+    with hub.on_cpu():
+        adapter = contract.load(folder)
+    assert batching.device_of(adapter).type == "cpu"
+    assert adapter._vae.device.type == "meta"
+    with hub.on_cpu(False):
+        assert batching.device_of(contract.load(folder)).type == "meta"
+    assert batching.device_of(contract.load(folder)).type == "meta"
 
 
 def test_gradient_checkpointing_changes_no_gradient(folder: Path):
