@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -58,10 +59,15 @@ class Box:
         self._processes: list[subprocess.Popen] = []
         self._laptop = 0  # a process that holds the laptop's namespaces
         self._networks: set[str] = set()
+        self._claim = socket.socket(socket.AF_UNIX)
         self._mounted = False
 
     def start(self, phase: Callable[[str], None] = lambda _: None) -> None:
-        """Build and boot all of it; `phase` hears what is done."""
+        """Build and boot all of it; `phase` hears what is done. Raises RuntimeError where there is a box already."""
+        try:
+            self._claim.bind(f"\0{self.folder}")  # gone with this process, however it ends
+        except OSError:
+            raise RuntimeError(f"another box is running at {self.folder}") from None
         self.folder.mkdir(parents=True, exist_ok=True)
         if not os.path.ismount(self.folder):
             _run("mount", "-t", "tmpfs", "-o", "size=8g,mode=755", "tmpfs", str(self.folder))
@@ -140,18 +146,9 @@ class Box:
 
     def stop(self) -> None:
         """End what is in the box, then the box. Safe in any state."""
-        self._networks |= {path.read_text() for path in self.folder.glob("machines/*/network")}
-        for process in reversed(self._processes):
-            process.kill()
-            process.wait()
-        self._processes.clear()
-        while strays := [pid for network in self._networks for pid in _inside(network)]:
-            for pid in strays:
-                _kill(pid)
-            time.sleep(0.05)
-        if self._mounted and os.path.ismount(self.folder):
-            _run("umount", "-l", str(self.folder))
-            self.folder.rmdir()
+        if self._processes or self._mounted:  # else nothing of ours is there, but another's box may be
+            self._end()
+        self._claim.close()
 
     def leftovers(self) -> list[str]:
         """What is there still of machines: processes, and mounts of the host that plays them."""
@@ -192,6 +189,20 @@ class Box:
         return "\n".join(tails)
 
     # ------------------------------------------------------------------------------------ parts
+
+    def _end(self) -> None:
+        self._networks |= {path.read_text() for path in self.folder.glob("machines/*/network")}
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+        self._processes.clear()
+        while strays := [pid for network in self._networks for pid in _inside(network)]:
+            for pid in strays:
+                _kill(pid)
+            time.sleep(0.05)
+        if self._mounted and os.path.ismount(self.folder):
+            _run("umount", "-l", str(self.folder))
+            self.folder.rmdir()
 
     def _boot_laptop(self) -> None:
         """A network of its own, and a /tmp whose changes stay in the box."""
