@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from spotlight.rl import builtin, data
-from spotlight.rl.rewards.geneval import Detection, relations
+from spotlight.rl.rewards.geneval import Detection
 from spotlight.rl.rewards.shapes import COLORS
 
 PICTURES = 16_000
@@ -30,8 +30,13 @@ SCENE_WEIGHTS = {
     **dict.fromkeys(("single_object", "two_object", "colors"), 1),
     **dict.fromkeys(("counting", "color_attr", "position"), 3),
 }
-QUARTERS = [(column, row) for column in range(2) for row in range(2)]
-RADII, SHIFT = (4.0, 5.0), 0.6  # pixels
+PLACES = {  # (x, y) in units of the picture: a small model has enough to learn without choosing them
+    1: [(0.5, 0.5)],
+    2: [(0.25, 0.5), (0.75, 0.5)],
+    3: [(0.25, 0.25), (0.75, 0.25), (0.5, 0.75)],
+    4: [(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)],
+}
+RADII, SHIFT = (4.0, 5.0), 0.8  # pixels
 SUPERSAMPLING = 4
 
 
@@ -74,7 +79,7 @@ def scenes(seed: int) -> tuple[list[str], Tensor]:
 
 
 def draw_scene(metadata: Mapping[str, Any], rng: random.Random) -> np.ndarray:
-    """(24, 24, 3) uint8: flat shapes on light paper, in random places where the metadata allows them."""
+    """(24, 24, 3) uint8: flat shapes on light paper, where the metadata wants them."""
     picture = Image.new("RGB", (SCENE_SIZE * SUPERSAMPLING,) * 2, (rng.randint(235, 255),) * 3)
     canvas = ImageDraw.Draw(picture)
     for found in _arranged(metadata["include"], rng):
@@ -91,24 +96,22 @@ def draw_scene(metadata: Mapping[str, Any], rng: random.Random) -> np.ndarray:
 
 
 def _arranged(include: Sequence[Mapping[str, Any]], rng: random.Random) -> list[Detection]:
-    """Objects in quarters of the picture of their own and in the right relation, found by trial."""
+    """Objects near the places of their number, in the order in which the prompt names them."""
     wanted = [entry for entry in include for _ in range(entry["count"])]
-    colors = [entry.get("color") or rng.choice(builtin.COLORS) for entry in wanted]
-    while True:
-        found = []
-        for entry, color, (column, row) in zip(
-            wanted, colors, rng.sample(QUARTERS, len(wanted)), strict=True
-        ):
-            x, y = (SCENE_SIZE * (0.5 + side) / 2 + rng.uniform(-SHIFT, SHIFT) for side in (column, row))
-            radius = rng.uniform(*RADII)
-            box = (x - radius, y - radius, x + radius, y + radius)
-            found.append(Detection(entry["class"], box, color, 1.0))
-        if all(
-            relations(one, found[entry["position"][1]]) == {entry["position"][0]}
-            for one, entry in zip(found, wanted, strict=True)
-            if "position" in entry
-        ):
-            return found
+    places = PLACES[len(wanted)]
+    relation = next((entry["position"][0] for entry in wanted if "position" in entry), "right of")
+    if relation in ("above", "below"):
+        places = [(y, x) for x, y in places]
+    if relation in ("left of", "above"):  # the second is placed by the first
+        places = places[::-1]
+    found = []
+    for entry, (x, y) in zip(wanted, places, strict=True):
+        x, y = (at * SCENE_SIZE + rng.uniform(-SHIFT, SHIFT) for at in (x, y))
+        radius = rng.uniform(*RADII)
+        box = (x - radius, y - radius, x + radius, y + radius)
+        color = entry.get("color") or rng.choice(builtin.COLORS)
+        found.append(Detection(entry["class"], box, color, 1.0))
+    return found
 
 
 def _held_out(name: str) -> set[str]:

@@ -26,11 +26,13 @@ SMALL = (
 )
 
 
-def start(home: Path, *arguments: str, settings: Sequence[str] = SMALL) -> subprocess.Popen[str]:
-    """`spotlight train tiny ...` in its own process group."""
+def start(
+    home: Path, *arguments: str, settings: Sequence[str] = SMALL, recipe: str = "tiny"
+) -> subprocess.Popen[str]:
+    """`spotlight train RECIPE ...` in its own process group."""
     sets = [part for setting in settings for part in ("--set", setting)]
     return subprocess.Popen(
-        [sys.executable, "-m", "spotlight_cli.main", "--json", "train", "tiny", *sets, *arguments],
+        [sys.executable, "-m", "spotlight_cli.main", "--json", "train", recipe, *sets, *arguments],
         env={**os.environ, "SPOTLIGHT_HOME": str(home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -39,9 +41,11 @@ def start(home: Path, *arguments: str, settings: Sequence[str] = SMALL) -> subpr
     )
 
 
-def train(home: Path, *arguments: str, settings: Sequence[str] = SMALL) -> dict[str, Any]:
+def train(
+    home: Path, *arguments: str, settings: Sequence[str] = SMALL, recipe: str = "tiny"
+) -> dict[str, Any]:
     """Run to the end; the summary."""
-    process = start(home, *arguments, settings=settings)
+    process = start(home, *arguments, settings=settings, recipe=recipe)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err[-3000:]
     summary: dict[str, Any] = json.loads(out)

@@ -1,4 +1,4 @@
-"""The RL core on the embedded checkpoint: its own adapter, prompts and reward."""
+"""The RL core on the embedded checkpoints: their own adapter, prompts and rewards."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def scored(config: RunConfig, adapter: ModelAdapter, samples: list[tuple[Denoise
     ]
 
 
+@pytest.mark.parametrize("recipe", ["tiny", "tiny-geneval"])
 @pytest.mark.parametrize("kind", ["flow_grpo", "nft"])
 @pytest.mark.parametrize("mode", ["full", "lora"])
-def test_roll_out_reward_train_export(kind: str, mode: str, tmp_path: Path):
-    config = load("tiny", [f"algorithm.kind={kind}", f"train.mode={mode}", "train.lora_rank=4"])
+def test_roll_out_reward_train_export(kind: str, mode: str, recipe: str, tmp_path: Path):
+    config = load(recipe, [f"algorithm.kind={kind}", f"train.mode={mode}", "train.lora_rank=4"])
     trainer = Trainer(load_model(config.model), config)
     worker = load_model(config.model)
     params.prepare(worker, config.train, seed=1)
@@ -76,7 +77,7 @@ def test_roll_out_reward_train_export(kind: str, mode: str, tmp_path: Path):
         tmp_path / "export",
         shape=shape,
         fresh=lambda: load_model(config.model),
-        prompt="123",
+        prompt=samples[0][1].text,
     )
     fresh = load_model(config.model)
     load_export(fresh, tmp_path / "export")
@@ -86,3 +87,35 @@ def test_roll_out_reward_train_export(kind: str, mode: str, tmp_path: Path):
     assert all(
         torch.allclose(a.latents, b.latents, atol=1e-4) for (a, _), (b, _) in zip(after, again, strict=True)
     )
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "tiny-geneval"])
+def test_a_step_moves_the_model_towards_the_better_samples(recipe: str):
+    """How well the model explains a sample (its flow-matching error) grows more for good samples than for bad."""
+    config = load(recipe)
+    trainer = Trainer(load_model(config.model), config)
+    keep = trainer.algorithm.needs_trajectory
+    batch = scored(
+        config, trainer.adapter, roll_out(trainer.adapter, trainer.sampler, config, chunk=15, keep=keep)
+    )
+    advantage = torch.tensor([value or 0.0 for value in trainer._advantages(batch).values])
+    cond = batching.encode(trainer.adapter, [sample.prompt for sample in batch])
+    clean = torch.stack([sample.latents for sample in batch])
+    noise = torch.randn(8, *clean.shape, generator=torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def errors() -> torch.Tensor:
+        found = []
+        for step, eps in enumerate(noise):
+            t = torch.full((len(clean),), 0.3 + 0.08 * step)
+            level = t.view(-1, 1, 1, 1)
+            v = batching.velocity(trainer.adapter, (1 - level) * clean + level * eps, t, cond)
+            found.append((v - (eps - clean)).square().flatten(1).mean(1))
+        return torch.stack(found).mean(0)
+
+    before = errors()
+    metrics = trainer.train(batch, 0)
+    assert metrics["updates"] == config.train.updates
+    assert metrics["grad_norm"] > 0
+    gained = (before - errors()) / before
+    assert float((advantage * gained).mean()) > 0

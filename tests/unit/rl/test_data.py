@@ -33,6 +33,28 @@ def test_builtin_digits_split_all_three_digit_strings() -> None:
     assert [p.text for p in held_out[:3]] == HELD_OUT_FIRST
 
 
+def test_builtin_shapes_are_geneval_prompts_of_all_six_kinds_and_held_out_ones_are_apart() -> None:
+    train, held_out = data.load("builtin:shapes-train"), data.load("builtin:shapes-held-out")
+    assert not {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
+    assert len({prompt.text for prompt in train + held_out}) == len(train + held_out)
+    kinds = {"single_object", "two_object", "counting", "colors", "color_attr", "position"}
+    assert {p.metadata["tag"] for p in train} == {p.metadata["tag"] for p in held_out} == kinds
+    assert data.load("builtin:shapes-train") == train
+    by_text = {prompt.text: prompt.metadata for prompt in train + held_out}
+    assert by_text["three red squares"] == {
+        "tag": "counting",
+        "include": [{"class": "square", "count": 3, "color": "red"}],
+        "exclude": [{"class": "square", "count": 4}],
+    }
+    assert by_text["a blue square left of a red triangle"] == {
+        "tag": "position",
+        "include": [
+            {"class": "triangle", "count": 1, "color": "red"},
+            {"class": "square", "count": 1, "color": "blue", "position": ["left of", 0]},
+        ],
+    }
+
+
 def test_unknown_builtin_names_the_near_miss() -> None:
     with pytest.raises(DataError, match="digits-trian") as caught:
         data.load("builtin:digits-trian")
