@@ -153,8 +153,12 @@ class TrainerProcess:
             images = self._draw(share)
         texts = [prompt.text for prompt in share]
         scores = self._held_out.score(images, texts, [prompt.metadata for prompt in share])
-        readings = scores.info.get("reading") or [""] * len(share)
-        captions = [f"{text} > {reading}" for text, reading in zip(texts, readings, strict=True)]
+        readings = scores.info.get("reading")
+        captions = (
+            [f"{text} > {reading}" for text, reading in zip(texts, readings, strict=True)]
+            if readings
+            else texts
+        )
         shown = len(range(self._rank, GRID_IMAGES, self._world))
         pixels = [grids.reduced(image) for image in _pixels(images[:shown])]
         return list(scores.values), captions[:shown], pixels
