@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -167,3 +168,12 @@ def test_speed_and_money_against_the_best_arm_without_exploration(time_to_target
     assert planner["speedup_same_machines"]["0.8"]["mean"] == pytest.approx(2)
     assert planner["speedup_on_demand_only"]["0.8"]["mean"] == pytest.approx(4)
     assert planner["saving_on_demand_only"]["0.8"]["mean"] == pytest.approx(2)
+
+
+def test_the_published_summary_follows_from_the_published_rows(time_to_target: ModuleType) -> None:
+    results = BENCHMARKS / "results"
+    published = json.loads((results / "exploration.json").read_text())
+    rows = [json.loads(line) for line in (results / "exploration.jsonl").read_text().splitlines()]
+    targets = [float(t) for t in published["arms"]["none"]["iterations_to_target"]]
+    summary = time_to_target.summarise(rows, targets, published["spot"], published["spot_price"])
+    assert time_to_target.short(summary) == published["arms"]
