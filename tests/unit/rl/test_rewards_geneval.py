@@ -189,7 +189,9 @@ def random_scene(rng: random.Random) -> list[tuple[str, str, float, float, float
     return [(rng.choice(SHAPES), rng.choice(colors), x, y, rng.uniform(0.14, 0.18)) for x, y in cells]
 
 
-@pytest.mark.parametrize(("size", "noise"), [(32, 0), (64, 0), (128, 0), (256, 0), (64, 12), (128, 12)])
+@pytest.mark.parametrize(
+    ("size", "noise"), [(24, 0), (32, 0), (64, 0), (128, 0), (256, 0), (64, 12), (128, 12)]
+)
 def test_drawn_scenes_are_found_whole(size: int, noise: float) -> None:
     rng = random.Random(size)
     wrong = 0
@@ -211,6 +213,14 @@ def test_blank_grey_and_noise_hold_nothing() -> None:
     assert detect(grey) == []
     assert len(detect(noise)) <= 1
     assert detect(torch.ones(3, 64, 64)) == []
+
+
+@pytest.mark.parametrize("size", [1, 8, 16, 24, 33])
+def test_any_picture_can_be_looked_at(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    for number in range(40):
+        picture = torch.rand(3, size, size, generator=generator)
+        detect((picture > 0.5).float() if number % 2 else picture)
 
 
 def test_a_prompt_file_s_entry_is_scored() -> None:
