@@ -57,7 +57,8 @@ def scored(config: RunConfig, adapter: ModelAdapter, samples: list[tuple[Denoise
 @pytest.mark.parametrize("kind", ["flow_grpo", "nft"])
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_roll_out_reward_train_export(kind: str, mode: str, recipe: str, tmp_path: Path):
-    config = load(recipe, [f"algorithm.kind={kind}", f"train.mode={mode}", "train.lora_rank=4"])
+    sets = (f"algorithm.kind={kind}", "sampler.kind=sde", f"train.mode={mode}", "train.lora_rank=4")
+    config = load(recipe, sets)
     trainer = Trainer(load_model(config.model), config)
     worker = load_model(config.model)
     params.prepare(worker, config.train, seed=1)
