@@ -92,7 +92,8 @@ class Run:
             self.train_rows, iteration, self.config.data.prompts_per_iteration, self.config.seed
         )
         pairs = self.choose(prompts, iteration)
-        finals = self.sample(pairs, self.trainer.sampler, keep=True)
+        with self.trainer.rolling_out():
+            finals = self.sample(pairs, self.trainer.sampler, keep=True)
         rewards = self.rewards(pairs, finals).values
         batch = [
             TrainSample.of(state, prompt.text, reward)
