@@ -13,6 +13,7 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.responses.spot_instances import SpotInstances
 
 ABOVE_CATALOG = 1.1  # catalogs are behind
+SINCE_S = time.time() - 86_400
 
 
 def open_market(refused: Path) -> None:
@@ -43,7 +44,7 @@ def _history(self) -> ActionResult:
             "ProductDescription": "Linux/UNIX",
             "SpotPrice": f"{world.spot_usd(usd, self.region, i) * ABOVE_CATALOG:.6f}",
             "AvailabilityZone": zone,
-            "Timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86_400)),
+            "Timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(SINCE_S)),
         }
         for kind, *_, usd in world.MACHINES
         for i, zone in enumerate(names)
