@@ -26,7 +26,7 @@ FLAGS = {
     "recipes": "",
     "config show": "--set",
     "config schema": "",
-    "doctor": "--cloud",
+    "doctor": "--cloud --gpus",
 }
 
 
