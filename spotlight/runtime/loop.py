@@ -39,9 +39,10 @@ def train(driver: Driver, *, first: int = 0, groups: Groups = ()) -> None:
         groups = driver.choose(done) if done < last else []
         driver.publish()
         over = driver.spent()
+        # First: what a checkpoint covers is never done again, so its numbers would be lost with the driver.
+        driver.report(iteration, time.monotonic() - began)
         if done % config.checkpoint_every == 0 or done == last or over:
             driver.checkpoint(done, groups)
-        driver.report(iteration, time.monotonic() - began)
         if over and done < last:
             raise BudgetError(
                 f"stopped after iteration {iteration}: {over}", hint="raise the budget and --resume"
